@@ -1,0 +1,247 @@
+"""The decode loop that everything shares: prefill in chunks, then a multi-token loop on the device.
+
+Shapes come from the bucket lists below, so a process compiles each of them once (`warmup` does it ahead of time).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from k3jax.cache import Cache, init_cache
+from k3jax.config import K3Config
+from k3jax.model import logits_of, step
+from k3jax.params import Params
+from k3jax.rows import rectangle
+from k3jax.sample import Sampling, sample, sampling
+
+CHUNKS = (16, 64, 256)  # rows of one prefill step; boundaries stay on multiples of 64
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+LENGTHS = tuple(2**n for n in range(8, 21))  # cache capacity: 256 .. 1,048,576 tokens
+
+
+def bucket(n: int, sizes: Sequence[int], what: str) -> int:
+    """Smallest of `sizes` that holds n; ValueError names `what` when none does."""
+    for size in sizes:
+        if n <= size:
+            return size
+    raise ValueError(f"{what} {n} exceeds the largest bucket {sizes[-1]}; split it")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DecodeState:
+    """A batch between two steps. `logits` predict each row's next token; the buffers hold what was generated."""
+
+    cache: Cache
+    logits: jax.Array  # [B, vocab] float32
+    tokens: jax.Array  # [B, N] int32, N is the cache capacity
+    logprobs: jax.Array  # [B, N] float32, nats
+    count: jax.Array  # [B] int32, tokens generated
+    limit: jax.Array  # [B] int32, most tokens to generate
+    stopped: jax.Array  # [B] bool, a stop id was drawn (it is the last generated token)
+
+    @property
+    def active(self) -> jax.Array:
+        return ~self.stopped & (self.count < self.limit)
+
+
+@functools.partial(jax.jit, static_argnames=("cfg",), donate_argnames=("cache", "logits"))
+def prefill_chunk(
+    cfg: K3Config, params: Params, tokens: jax.Array, count: jax.Array, cache: Cache, logits: jax.Array
+) -> tuple[Cache, jax.Array]:
+    """Absorb tokens [B, C] of which count [B] are real; `logits` [B, vocab] is replaced where a row had any."""
+    rows = rectangle(count, tokens.shape[1])
+    hidden, cache = step(cfg, params, tokens.reshape(-1), rows, cache)
+    fresh = logits_of(params, rows.last(hidden))
+    return cache, jnp.where((count > 0)[:, None], fresh, logits)
+
+
+def prefill(
+    cfg: K3Config, params: Params, prompts: Sequence[Sequence[int]], cache: Cache, logits: jax.Array | None = None
+) -> tuple[Cache, jax.Array]:
+    """Absorb ragged prompts, one per cache row (an empty one leaves its row alone), chunk by chunk.
+
+    Returns the cache and the logits [B, vocab] after each row's last token. Donates `cache` and `logits`.
+    """
+    lengths = np.array([len(p) for p in prompts], np.int32)
+    if logits is None:
+        logits = jnp.zeros((len(prompts), cfg.vocab_size), jnp.float32)
+    done = 0
+    while done < lengths.max():
+        size = next((c for c in CHUNKS if lengths.max() - done <= c), CHUNKS[-1])
+        tokens = np.zeros((len(prompts), size), np.int32)
+        for row, prompt in zip(tokens, prompts, strict=True):
+            part = prompt[done : done + size]
+            row[: len(part)] = part
+        count = np.clip(lengths - done, 0, size).astype(np.int32)
+        cache, logits = prefill_chunk(cfg, params, jnp.asarray(tokens), jnp.asarray(count), cache, logits)
+        done += size
+    return cache, logits
+
+
+@functools.partial(jax.jit, static_argnames=("cfg",), donate_argnames=("state",))
+def decode(
+    cfg: K3Config, params: Params, state: DecodeState, how: Sampling, stop_ids: jax.Array, steps: jax.Array
+) -> DecodeState:
+    """Run up to `steps` tokens of every active row on the device, ending early when none is active.
+
+    stop_ids [K] int32 (pad with -1). Rows that are done take no part: their state and cache stay as they are.
+    """
+
+    def body(carry: tuple[jax.Array, DecodeState]) -> tuple[jax.Array, DecodeState]:
+        i, s = carry
+        active = s.active
+        token, logprob = sample(s.logits, how, s.cache.length)
+        row = jnp.arange(token.shape[0])
+        at = jnp.where(active, s.count, s.tokens.shape[1])  # out of range: dropped
+        rows = rectangle(active.astype(jnp.int32), 1)
+        hidden, cache = step(cfg, params, token, rows, s.cache)
+        return i + 1, dataclasses.replace(
+            s,
+            cache=cache,
+            logits=jnp.where(active[:, None], logits_of(params, hidden), s.logits),
+            tokens=s.tokens.at[row, at].set(token, mode="drop"),
+            logprobs=s.logprobs.at[row, at].set(logprob, mode="drop"),
+            count=s.count + active,
+            stopped=s.stopped | (active & jnp.isin(token, stop_ids)),
+        )
+
+    def more(carry: tuple[jax.Array, DecodeState]) -> jax.Array:
+        return (carry[0] < steps) & jnp.any(carry[1].active)
+
+    return jax.lax.while_loop(more, body, (jnp.int32(0), state))[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """What `generate` returns, one entry per prompt; a drawn stop id is not part of `tokens`."""
+
+    tokens: list[list[int]]
+    logprobs: list[list[float]]  # nats, of the unmodified distribution
+    finish_reasons: list[str]  # "stop" or "length"
+
+
+def start(
+    cfg: K3Config, params: Params, prompts: Sequence[Sequence[int]], max_new_tokens: int | Sequence[int]
+) -> DecodeState:
+    """Check and absorb the prompts; the state holds a bucketed batch whose extra rows are done from the start."""
+    prompts = [np.asarray(p).reshape(-1).tolist() for p in prompts]
+    limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
+    longest = _check_prompts(cfg, prompts, limits)
+    capacity = min(bucket(longest, LENGTHS, "prompt plus new tokens"), cfg.max_position_embeddings)
+    batch = bucket(len(prompts), BATCHES, "batch of prompts")
+    padding = batch - len(prompts)
+    cache, logits = prefill(cfg, params, prompts + [[]] * padding, init_cache(cfg, batch, capacity))
+    return DecodeState(
+        cache=cache,
+        logits=logits,
+        tokens=jnp.zeros((batch, capacity), jnp.int32),
+        logprobs=jnp.zeros((batch, capacity), jnp.float32),
+        count=jnp.zeros(batch, jnp.int32),
+        limit=jnp.asarray(limits + [0] * padding, jnp.int32),
+        stopped=jnp.zeros(batch, bool),
+    )
+
+
+def _check_prompts(cfg: K3Config, prompts: list[list[int]], limits: list[int]) -> int:
+    """Longest prompt plus its new tokens; ValueError on the first bad value."""
+    if not prompts:
+        raise ValueError("no prompts were given, the minimum is 1; pass a list of token lists")
+    longest = 0
+    for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
+        if not prompt:
+            raise ValueError(f"prompt {i} is empty, the minimum is 1 token; give some text")
+        bad = next((t for t in prompt if not isinstance(t, int) or not 0 <= t < cfg.vocab_size), None)
+        if bad is not None:
+            raise ValueError(f"prompt {i} has token id {bad}, the vocabulary is 0..{cfg.vocab_size - 1}; check the tokenizer")
+        if limit < 1:
+            raise ValueError(f"max_new_tokens is {limit}, the minimum is 1; ask for at least one token")
+        if len(prompt) + limit > cfg.max_position_embeddings:
+            raise ValueError(
+                f"prompt {i} has {len(prompt)} tokens and asks for {limit} more, the limit is {cfg.max_position_embeddings} together;"
+                " shorten the prompt or lower max_new_tokens"
+            )
+        longest = max(longest, len(prompt) + limit)
+    return longest
+
+
+def generate(
+    cfg: K3Config,
+    params: Params,
+    tokens: Sequence[Sequence[int]] | jax.Array,
+    *,
+    max_new_tokens: int | Sequence[int] = 32,
+    temperature: float | Sequence[float] = 0.0,
+    top_k: int | Sequence[int] = 0,
+    top_p: float | Sequence[float] = 1.0,
+    min_p: float | Sequence[float] = 0.0,
+    key: jax.Array | None = None,
+    seed: int | Sequence[int] | None = None,
+    stop_ids: Sequence[int] | None = None,
+) -> Generation:
+    """Continue ragged prompts (token lists, or an array [B, T]) and return the new tokens.
+
+    Each row gives the tokens it would give alone. Temperature 0 is greedy; above it pass `key`, or a `seed` for all
+    rows or per row. `stop_ids` defaults to the config's end of message; pass () to run to the limit.
+    """
+    prompts = list(np.asarray(tokens)) if isinstance(tokens, jax.Array | np.ndarray) else list(tokens)
+    rows = len(prompts)
+    filters = dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    how = sampling(rows, **filters, seed=_seeds(rows, temperature, key, seed), batch=bucket(rows, BATCHES, "batch of prompts"))
+    stops = stop_array(cfg, stop_ids)
+    state = start(cfg, params, prompts, max_new_tokens)
+    state = decode(cfg, params, state, how, stops, jnp.int32(state.tokens.shape[1]))
+    return collect(state, rows)
+
+
+def _seeds(rows: int, temperature, key: jax.Array | None, seed) -> np.ndarray:
+    if key is not None and seed is not None:
+        raise ValueError("both key and seed were given, they say the same thing; pass one")
+    if key is not None:
+        return np.asarray(jax.random.bits(key, (BATCHES[-1],), jnp.uint32))[:rows]
+    if seed is None and np.any(np.asarray(temperature) > 0):
+        raise ValueError(f"temperature {temperature} needs randomness; pass key=jax.random.key(0) or seed=0")
+    return np.broadcast_to(np.asarray(0 if seed is None else seed, np.int64) & 0xFFFFFFFF, (rows,))
+
+
+STOP_IDS = 8  # stop ids a batch can have
+
+
+def stop_array(cfg: K3Config, stop_ids: Sequence[int] | None) -> jax.Array:
+    """[STOP_IDS] int32 padded with -1; None means the config's end of message."""
+    if stop_ids is None:
+        stop_ids = () if cfg.eos_token_id is None else (cfg.eos_token_id,)
+    if len(stop_ids) > STOP_IDS:
+        raise ValueError(f"{len(stop_ids)} stop ids were given, the limit is {STOP_IDS}; pass fewer")
+    return jnp.asarray([*stop_ids, *[-1] * (STOP_IDS - len(stop_ids))], jnp.int32)
+
+
+def collect(state: DecodeState, rows: int) -> Generation:
+    """Bring the generated tokens of the first `rows` rows to the host."""
+    tokens, logprobs, count, stopped = jax.device_get((state.tokens, state.logprobs, state.count, state.stopped))
+    kept = [int(n) - int(s) for n, s in zip(count[:rows], stopped[:rows], strict=True)]
+    return Generation(
+        tokens=[tokens[i, :n].tolist() for i, n in enumerate(kept)],
+        logprobs=[logprobs[i, :n].tolist() for i, n in enumerate(kept)],
+        finish_reasons=["stop" if s else "length" for s in stopped[:rows]],
+    )
+
+
+def warmup(cfg: K3Config, params: Params, *, batch: int = 1, max_len: int = 256) -> int:
+    """Compile every shape that `generate` uses for up to `batch` prompts of up to `max_len` tokens, new ones included.
+
+    Returns the number of shapes. Afterwards no call within those sizes compiles.
+    """
+    batches = [b for b in BATCHES if b <= bucket(batch, BATCHES, "batch of prompts")]
+    lengths = [n for n in LENGTHS if n <= bucket(max_len, LENGTHS, "length")]
+    shapes = [(b, n, chunk) for b in batches for n in lengths for chunk in CHUNKS]
+    for b, n, chunk in shapes:
+        capacity = min(n, cfg.max_position_embeddings)
+        prompt = [0] * min(chunk, capacity - 1)
+        new = max(1, capacity // 2 + 1 - len(prompt))  # lands in this length bucket, however short the prompt
+        generate(cfg, params, [prompt] * b, max_new_tokens=[new] + [1] * (b - 1), stop_ids=range(0))
+    return len(shapes)

@@ -1,0 +1,154 @@
+"""The forward pass. `step` runs the rows of one ragged step; `forward` is the rectangle [B, T] for research."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from k3jax.attn_res import Residual, starts_block
+from k3jax.cache import Cache, KdaCache, MlaCache, init_cache
+from k3jax.config import K3Config
+from k3jax.kda_layer import kda_layer
+from k3jax.layers import linear, mlp
+from k3jax.mla_layer import mla_layer
+from k3jax.moe_layer import moe_layer
+from k3jax.params import Kda, Layer, Moe, Params
+from k3jax.rows import Rows, rectangle
+from pallas_kernels.norm import rms_norm
+
+Taps = dict[str, Any]
+
+
+def step(
+    cfg: K3Config, params: Params, tokens: jax.Array, rows: Rows, cache: Cache, taps: Taps | None = None
+) -> tuple[jax.Array, Cache]:
+    """One ragged step: tokens [M] int32 of the requests in `rows` -> hidden [M, D] after the final norm, cache.
+
+    `taps`, when given, collects intermediates by name (see `forward_with_intermediates`).
+    """
+    x = jnp.take(params.embed, tokens, axis=0).astype(cfg.dtype)
+    residual = Residual(prefix=x)
+    caches = []
+    for i, (layer, layer_cache) in enumerate(zip(params.layers, cache.layers, strict=True)):
+        with jax.named_scope(f"layer{i}"):
+            residual, layer_cache = _layer(cfg, i, layer, residual, rows, layer_cache, cache.length, taps)
+        caches.append(layer_cache)
+    mixed = residual.read(cfg, params.out_res)
+    hidden = rms_norm(mixed, params.norm, cfg.rms_norm_eps)
+    if taps is not None:
+        taps |= {"final_mix": mixed, "final_norm": hidden}
+    return hidden, Cache(layers=tuple(caches), length=cache.length + rows.count)
+
+
+def _layer(
+    cfg: K3Config,
+    i: int,
+    p: Layer,
+    residual: Residual,
+    rows: Rows,
+    cache: KdaCache | MlaCache,
+    length: jax.Array,
+    taps: Taps | None,
+) -> tuple[Residual, KdaCache | MlaCache]:
+    x = rms_norm(residual.read(cfg, p.attn_res), p.attn_norm, cfg.rms_norm_eps)
+    if starts_block(cfg, i):
+        residual = residual.start_block()
+    if isinstance(p.attn, Kda):
+        assert isinstance(cache, KdaCache)
+        attn_out, cache = kda_layer(cfg, p.attn, x, rows, cache)
+    else:
+        assert isinstance(cache, MlaCache)
+        attn_out, cache = mla_layer(cfg, p.attn, x, rows, cache, length)
+    residual = residual.add(attn_out)
+
+    x = rms_norm(residual.read(cfg, p.ffn_res), p.ffn_norm, cfg.rms_norm_eps)
+    if isinstance(p.ffn, Moe):
+        ffn_out, ids, weights = moe_layer(cfg, p.ffn, x)
+        if taps is not None:
+            taps |= {f"layers.{i}.router_ids": ids, f"layers.{i}.router_weights": weights}
+    else:
+        ffn_out = mlp(cfg, p.ffn, x)
+    residual = residual.add(ffn_out)
+    if taps is not None:
+        taps |= {f"layers.{i}.attn_out": attn_out, f"layers.{i}.ffn_out": ffn_out, f"layers.{i}.prefix": residual.prefix}
+        if residual.bank:
+            taps[f"layers.{i}.bank"] = jnp.stack(residual.bank, axis=1)
+    return residual, cache
+
+
+def logits_of(params: Params, hidden: jax.Array) -> jax.Array:
+    """hidden [..., D] -> logits [..., vocab] float32."""
+    return linear(hidden, params.lm_head, jnp.float32)
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "collect"))
+def _forward(cfg: K3Config, params: Params, tokens: jax.Array, lengths: jax.Array, cache: Cache, collect: bool):
+    B, T = tokens.shape
+    taps: Taps | None = {} if collect else None
+    hidden, cache = step(cfg, params, tokens.reshape(B * T), rectangle(lengths, T), cache, taps)
+    logits = logits_of(params, hidden).reshape(B, T, -1)
+    shaped = {name: x.reshape(B, T, *x.shape[1:]) for name, x in (taps or {}).items()}
+    return logits, cache, shaped
+
+
+def forward(
+    cfg: K3Config,
+    params: Params,
+    tokens: jax.Array,
+    *,
+    lengths: jax.Array | None = None,
+    cache: Cache | None = None,
+) -> tuple[jax.Array, Cache]:
+    """tokens [B, T] int32 -> (logits [B, T, vocab] float32 for every position, cache).
+
+    With `cache` the tokens continue it. `lengths` [B] counts each row's real tokens when rows are padded on the
+    right: padding never enters a state, and logits there mean nothing. Differentiable; jitted once per shape.
+    Raises ValueError for ids outside the vocabulary or a cache without room (checked when values are concrete).
+    """
+    tokens, lengths, cache = _checked(cfg, tokens, lengths, cache)
+    logits, cache, _ = _forward(cfg, params, tokens, lengths, cache, False)
+    return logits, cache
+
+
+def forward_with_intermediates(
+    cfg: K3Config,
+    params: Params,
+    tokens: jax.Array,
+    *,
+    lengths: jax.Array | None = None,
+    cache: Cache | None = None,
+) -> tuple[jax.Array, Cache, Taps]:
+    """`forward` plus a dict of `layers.{i}.{attn_out,ffn_out,prefix,bank,router_ids,router_weights}`, `final_mix`
+    and `final_norm`, each [B, T, ...]. `bank` stacks the finished blocks; router ids are in order of score."""
+    tokens, lengths, cache = _checked(cfg, tokens, lengths, cache)
+    return _forward(cfg, params, tokens, lengths, cache, True)
+
+
+def _concrete(*arrays: Any) -> bool:
+    return not any(isinstance(a, jax.core.Tracer) for a in arrays)
+
+
+def _checked(cfg: K3Config, tokens: Any, lengths: Any, cache: Cache | None) -> tuple[jax.Array, jax.Array, Cache]:
+    tokens = jnp.asarray(tokens)
+    if tokens.ndim != 2 or 0 in tokens.shape or not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise ValueError(f"tokens is {jax.typeof(tokens)}, expected a non-empty integer array [B, T]; add the batch axis")
+    B, T = tokens.shape
+    lengths = jnp.full(B, T, jnp.int32) if lengths is None else jnp.asarray(lengths, jnp.int32)
+    if lengths.shape != (B,):
+        raise ValueError(f"lengths has shape {lengths.shape}, expected ({B},); give one length per row")
+    if cache is None:
+        cache = init_cache(cfg, B, T)
+    elif cache.batch != B:
+        raise ValueError(f"cache holds {cache.batch} sequences, tokens {B}; make them equal")
+    if _concrete(tokens) and (int(tokens.min()) < 0 or int(tokens.max()) >= cfg.vocab_size):
+        bad = int(tokens.min()) if int(tokens.min()) < 0 else int(tokens.max())
+        raise ValueError(f"token id {bad} is outside the vocabulary 0..{cfg.vocab_size - 1}; check the tokenizer")
+    if _concrete(lengths) and (int(lengths.min()) < 0 or int(lengths.max()) > T):
+        raise ValueError(f"lengths {lengths.tolist()} must lie in 0..{T}; count only the tokens given")
+    room = cache.capacity()
+    if room is not None and _concrete(lengths, cache.length):
+        need = int((cache.length + lengths).max())
+        if need > room:
+            raise ValueError(f"{need} tokens do not fit the cache of {room}; use init_cache(cfg, batch, max_len={need}) or more")
+    return tokens.astype(jnp.int32), lengths, cache
