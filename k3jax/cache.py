@@ -43,7 +43,9 @@ class Cache:
 def init_cache(cfg: K3Config, batch: int, max_len: int) -> Cache:
     """An empty cache for `batch` sequences of up to `max_len` tokens, in the config's activation dtype."""
     if batch < 1 or max_len < 1:
-        raise ValueError(f"init_cache got batch={batch}, max_len={max_len}, the minimum of both is 1; give positive sizes")
+        raise ValueError(
+            f"init_cache got batch={batch}, max_len={max_len}, the minimum of both is 1; give positive sizes"
+        )
     if max_len > cfg.max_position_embeddings:
         raise ValueError(
             f"max_len {max_len} exceeds the model's limit of {cfg.max_position_embeddings} tokens; ask for at most that"

@@ -31,11 +31,15 @@ def resolve(model: str | Path) -> Path:
     if path.is_dir():
         return path
     if str(model) in PRESETS:
-        raise CheckpointError(f"preset {model!r} has a config but no weights here; give a folder, or use init_params(preset({model!r}), key)")
+        raise CheckpointError(
+            f"preset {model!r} has a config but no weights here; give a folder, or use init_params(preset({model!r}), key)"
+        )
     parts = str(model).split("/")
     if len(parts) == 2 and all(parts) and not str(model).startswith((".", "/", "~")):
         return _download(str(model))
-    raise CheckpointError(f"{model} is not a folder, a preset ({', '.join(PRESETS)}) or a hub id org/name; give one of these")
+    raise CheckpointError(
+        f"{model} is not a folder, a preset ({', '.join(PRESETS)}) or a hub id org/name; give one of these"
+    )
 
 
 def _download(repo: str) -> Path:
@@ -47,7 +51,9 @@ def _download(repo: str) -> Path:
         return Path(snapshot_download(repo, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).splitlines()[0]
-        raise CheckpointError(f"{repo} is no local folder and could not be downloaded ({reason}); give a folder") from None
+        raise CheckpointError(
+            f"{repo} is no local folder and could not be downloaded ({reason}); give a folder"
+        ) from None
 
 
 def load(
@@ -88,7 +94,9 @@ def check(cfg: K3Config, table: list[Entry], files: TensorFolder) -> dict[str, s
         for name in entry.names:
             actual = next((n for n in (name, *aliases(name)) if n in files.tensors), None)
             if actual is None:
-                raise CheckpointError(f"tensor {name} is missing from {files.folder}; download the checkpoint again or fix config.json")
+                raise CheckpointError(
+                    f"tensor {name} is missing from {files.folder}; download the checkpoint again or fix config.json"
+                )
             info = files.tensors[actual]
             if not _shape_fits(entry, info.shape):
                 raise CheckpointError(
@@ -97,12 +105,16 @@ def check(cfg: K3Config, table: list[Entry], files: TensorFolder) -> dict[str, s
                 )
             allowed = ("U8",) if entry.spec.dtype == jnp.uint8 else ("BF16", "F32")
             if info.dtype not in allowed:
-                raise CheckpointError(f"tensor {actual} has dtype {info.dtype}, supported is {' or '.join(allowed)}; convert it first")
+                raise CheckpointError(
+                    f"tensor {actual} has dtype {info.dtype}, supported is {' or '.join(allowed)}; convert it first"
+                )
             found[name] = actual
     used = set(found.values())
     extra = [name for name in files.tensors if name not in used]
     if extra:
-        raise CheckpointError(f"tensor {extra[0]} and {len(extra) - 1} more are not part of this config; use the config that belongs to these weights")
+        raise CheckpointError(
+            f"tensor {extra[0]} and {len(extra) - 1} more are not part of this config; use the config that belongs to these weights"
+        )
     return found
 
 
@@ -122,7 +134,9 @@ def _load_leaf(entry: Entry, files: TensorFolder, found: dict[str, str], place: 
         return read_slice(entry, index, files, found).astype(dtype, copy=False)
 
     whole = tuple(slice(0, n) for n in entry.spec.shape)
-    leaf = jax.device_put(shard(whole)) if place is None else jax.make_array_from_callback(entry.spec.shape, place, shard)
+    leaf = (
+        jax.device_put(shard(whole)) if place is None else jax.make_array_from_callback(entry.spec.shape, place, shard)
+    )
     leaf.block_until_ready()
     files.close()
     return leaf
@@ -143,7 +157,12 @@ def read_slice(entry: Entry, index: tuple[slice, ...], files: TensorFolder, foun
 
 
 def _read_one(
-    entry: Entry, name: str, shape: tuple[int, ...], index: tuple[slice, ...], files: TensorFolder, found: dict[str, str]
+    entry: Entry,
+    name: str,
+    shape: tuple[int, ...],
+    index: tuple[slice, ...],
+    files: TensorFolder,
+    found: dict[str, str],
 ) -> np.ndarray:
     actual = found[name]
     if entry.layout == "transpose":
@@ -174,14 +193,20 @@ def _pending(cfg: K3Config, params: Params) -> Iterator[Pending]:
     table = entries(cfg, param_specs(cfg))
     leaves = jax.tree.leaves(params)
     if len(leaves) != len(table):
-        raise ValueError(f"parameters have {len(leaves)} arrays, the config {len(table)}; pass the config they belong to")
+        raise ValueError(
+            f"parameters have {len(leaves)} arrays, the config {len(table)}; pass the config they belong to"
+        )
     for entry, leaf in zip(table, leaves, strict=True):
         if leaf.shape != entry.spec.shape:
-            raise ValueError(f"parameter {entry.path} has shape {leaf.shape}, the config {entry.spec.shape}; pass the config they belong to")
+            raise ValueError(
+                f"parameter {entry.path} has shape {leaf.shape}, the config {entry.spec.shape}; pass the config they belong to"
+            )
         host = _HostCopy(leaf)
         dtype = next((name for name, d in DTYPES.items() if d == leaf.dtype), None)
         if dtype is None:
-            raise ValueError(f"parameter {entry.path} is {leaf.dtype}, safetensors here hold {', '.join(DTYPES)}; cast it first")
+            raise ValueError(
+                f"parameter {entry.path} is {leaf.dtype}, safetensors here hold {', '.join(DTYPES)}; cast it first"
+            )
         for i, name in enumerate(entry.names):
             yield Pending(name, entry.stored_shape, dtype, lambda e=entry, h=host, i=i: _stored(e, h(), i))
 

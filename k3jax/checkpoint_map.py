@@ -99,7 +99,10 @@ def leaf_paths(params: Params) -> Iterator[tuple[str, ParamSpec]]:
     import jax
 
     for keys, leaf in jax.tree_util.tree_flatten_with_path(params, is_leaf=is_spec)[0]:
-        yield ".".join(str(getattr(k, "name", getattr(k, "key", getattr(k, "idx", k)))) for k in keys), leaf
+        yield (
+            ".".join(str(getattr(k, "name", getattr(k, "key", getattr(k, "idx", k)))) for k in keys),
+            leaf,
+        )
 
 
 def entries(cfg: K3Config, specs: Params) -> list[Entry]:

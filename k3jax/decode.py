@@ -51,7 +51,12 @@ class DecodeState:
 
 @functools.partial(jax.jit, static_argnames=("cfg",), donate_argnames=("cache", "logits"))
 def prefill_chunk(
-    cfg: K3Config, params: Params, tokens: jax.Array, count: jax.Array, cache: Cache, logits: jax.Array
+    cfg: K3Config,
+    params: Params,
+    tokens: jax.Array,
+    count: jax.Array,
+    cache: Cache,
+    logits: jax.Array,
 ) -> tuple[Cache, jax.Array]:
     """Absorb tokens [B, C] of which count [B] are real; `logits` [B, vocab] is replaced where a row had any."""
     rows = rectangle(count, tokens.shape[1])
@@ -61,7 +66,11 @@ def prefill_chunk(
 
 
 def prefill(
-    cfg: K3Config, params: Params, prompts: Sequence[Sequence[int]], cache: Cache, logits: jax.Array | None = None
+    cfg: K3Config,
+    params: Params,
+    prompts: Sequence[Sequence[int]],
+    cache: Cache,
+    logits: jax.Array | None = None,
 ) -> tuple[Cache, jax.Array]:
     """Absorb ragged prompts, one per cache row (an empty one leaves its row alone), chunk by chunk.
 
@@ -85,7 +94,12 @@ def prefill(
 
 @functools.partial(jax.jit, static_argnames=("cfg",), donate_argnames=("state",))
 def decode(
-    cfg: K3Config, params: Params, state: DecodeState, how: Sampling, stop_ids: jax.Array, steps: jax.Array
+    cfg: K3Config,
+    params: Params,
+    state: DecodeState,
+    how: Sampling,
+    stop_ids: jax.Array,
+    steps: jax.Array,
 ) -> DecodeState:
     """Run up to `steps` tokens of every active row on the device, ending early when none is active.
 
@@ -126,7 +140,10 @@ class Generation:
 
 
 def start(
-    cfg: K3Config, params: Params, prompts: Sequence[Sequence[int]], max_new_tokens: int | Sequence[int]
+    cfg: K3Config,
+    params: Params,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int | Sequence[int],
 ) -> DecodeState:
     """Check and absorb the prompts; the state holds a bucketed batch whose extra rows are done from the start."""
     prompts = [np.asarray(p).reshape(-1).tolist() for p in prompts]
@@ -157,7 +174,9 @@ def _check_prompts(cfg: K3Config, prompts: list[list[int]], limits: list[int]) -
             raise ValueError(f"prompt {i} is empty, the minimum is 1 token; give some text")
         bad = next((t for t in prompt if not isinstance(t, int) or not 0 <= t < cfg.vocab_size), None)
         if bad is not None:
-            raise ValueError(f"prompt {i} has token id {bad}, the vocabulary is 0..{cfg.vocab_size - 1}; check the tokenizer")
+            raise ValueError(
+                f"prompt {i} has token id {bad}, the vocabulary is 0..{cfg.vocab_size - 1}; check the tokenizer"
+            )
         if limit < 1:
             raise ValueError(f"max_new_tokens is {limit}, the minimum is 1; ask for at least one token")
         if len(prompt) + limit > cfg.max_position_embeddings:
@@ -191,7 +210,12 @@ def generate(
     prompts = list(np.asarray(tokens)) if isinstance(tokens, jax.Array | np.ndarray) else list(tokens)
     rows = len(prompts)
     filters = dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    how = sampling(rows, **filters, seed=_seeds(rows, temperature, key, seed), batch=bucket(rows, BATCHES, "batch of prompts"))
+    how = sampling(
+        rows,
+        **filters,
+        seed=_seeds(rows, temperature, key, seed),
+        batch=bucket(rows, BATCHES, "batch of prompts"),
+    )
     stops = stop_array(cfg, stop_ids)
     state = start(cfg, params, prompts, max_new_tokens)
     state = decode(cfg, params, state, how, stops, jnp.int32(state.tokens.shape[1]))

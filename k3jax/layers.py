@@ -12,7 +12,13 @@ def linear(x: jax.Array, w: jax.Array, out_dtype: jnp.dtype | None = None) -> ja
     """x [..., in] @ w [in, out] in x's dtype with float32 accumulation; rounds once, to `out_dtype` or x's dtype."""
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     accumulate = jnp.promote_types(x.dtype, jnp.float32)
-    y = jnp.einsum("...i,io->...o", x, w.astype(x.dtype), precision=precision, preferred_element_type=accumulate)
+    y = jnp.einsum(
+        "...i,io->...o",
+        x,
+        w.astype(x.dtype),
+        precision=precision,
+        preferred_element_type=accumulate,
+    )
     return y.astype(out_dtype or x.dtype)
 
 

@@ -21,7 +21,12 @@ Taps = dict[str, Any]
 
 
 def step(
-    cfg: K3Config, params: Params, tokens: jax.Array, rows: Rows, cache: Cache, taps: Taps | None = None
+    cfg: K3Config,
+    params: Params,
+    tokens: jax.Array,
+    rows: Rows,
+    cache: Cache,
+    taps: Taps | None = None,
 ) -> tuple[jax.Array, Cache]:
     """One ragged step: tokens [M] int32 of the requests in `rows` -> hidden [M, D] after the final norm, cache.
 
@@ -71,7 +76,11 @@ def _layer(
         ffn_out = mlp(cfg, p.ffn, x)
     residual = residual.add(ffn_out)
     if taps is not None:
-        taps |= {f"layers.{i}.attn_out": attn_out, f"layers.{i}.ffn_out": ffn_out, f"layers.{i}.prefix": residual.prefix}
+        taps |= {
+            f"layers.{i}.attn_out": attn_out,
+            f"layers.{i}.ffn_out": ffn_out,
+            f"layers.{i}.prefix": residual.prefix,
+        }
         if residual.bank:
             taps[f"layers.{i}.bank"] = jnp.stack(residual.bank, axis=1)
     return residual, cache
@@ -83,7 +92,14 @@ def logits_of(params: Params, hidden: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "collect"))
-def _forward(cfg: K3Config, params: Params, tokens: jax.Array, lengths: jax.Array, cache: Cache, collect: bool):
+def _forward(
+    cfg: K3Config,
+    params: Params,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    cache: Cache,
+    collect: bool,
+):
     B, T = tokens.shape
     taps: Taps | None = {} if collect else None
     hidden, cache = step(cfg, params, tokens.reshape(B * T), rectangle(lengths, T), cache, taps)
@@ -132,7 +148,9 @@ def _concrete(*arrays: Any) -> bool:
 def _checked(cfg: K3Config, tokens: Any, lengths: Any, cache: Cache | None) -> tuple[jax.Array, jax.Array, Cache]:
     tokens = jnp.asarray(tokens)
     if tokens.ndim != 2 or 0 in tokens.shape or not jnp.issubdtype(tokens.dtype, jnp.integer):
-        raise ValueError(f"tokens is {jax.typeof(tokens)}, expected a non-empty integer array [B, T]; add the batch axis")
+        raise ValueError(
+            f"tokens is {jax.typeof(tokens)}, expected a non-empty integer array [B, T]; add the batch axis"
+        )
     B, T = tokens.shape
     lengths = jnp.full(B, T, jnp.int32) if lengths is None else jnp.asarray(lengths, jnp.int32)
     if lengths.shape != (B,):
@@ -150,5 +168,7 @@ def _checked(cfg: K3Config, tokens: Any, lengths: Any, cache: Cache | None) -> t
     if room is not None and _concrete(lengths, cache.length):
         need = int((cache.length + lengths).max())
         if need > room:
-            raise ValueError(f"{need} tokens do not fit the cache of {room}; use init_cache(cfg, batch, max_len={need}) or more")
+            raise ValueError(
+                f"{need} tokens do not fit the cache of {room}; use init_cache(cfg, batch, max_len={need}) or more"
+            )
     return tokens.astype(jnp.int32), lengths, cache

@@ -1,7 +1,6 @@
 """Latent mixture of experts with shared experts (spec model 5.3, 5.4)."""
 
 import jax
-import jax.numpy as jnp
 
 from k3jax.config import K3Config
 from k3jax.layers import glu, linear, mlp

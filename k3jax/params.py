@@ -211,7 +211,12 @@ def _mlp(width: int, inner: int) -> Mlp:
 
 
 def _moe(cfg: K3Config) -> Moe:
-    D, E, F, latent = cfg.hidden_size, cfg.num_experts, cfg.moe_intermediate_size, cfg.routed_expert_hidden_size
+    D, E, F, latent = (
+        cfg.hidden_size,
+        cfg.num_experts,
+        cfg.moe_intermediate_size,
+        cfg.routed_expert_hidden_size,
+    )
     W = cfg.expert_width
 
     def matrix(inner: int, outer: int):
@@ -219,7 +224,12 @@ def _moe(cfg: K3Config) -> Moe:
         if not cfg.mxfp4_experts:
             return ParamSpec((E, inner, outer), axes)
         packed = ParamSpec((E, outer, inner // 2), ("experts", "expert_out", "expert_in"), jnp.uint8, "mxfp4")
-        scale = ParamSpec((E, outer, inner // MXFP4_BLOCK), ("experts", "expert_out", "expert_in"), jnp.uint8, "mxfp4_scale")
+        scale = ParamSpec(
+            (E, outer, inner // MXFP4_BLOCK),
+            ("experts", "expert_out", "expert_in"),
+            jnp.uint8,
+            "mxfp4_scale",
+        )
         return Mxfp4(packed=packed, scale=scale)  # type: ignore[arg-type]
 
     return Moe(

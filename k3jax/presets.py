@@ -74,7 +74,11 @@ KIMI_LINEAR_48B = K3Config(
 
 # K3's true per-layer shapes in 13 layers and 64 bf16 experts (spec model 13.2).
 MINI = dataclasses.replace(
-    K3, num_hidden_layers=13, layer_types=_types(13, (4, 8, 12, 13)), num_experts=64, mxfp4_experts=False
+    K3,
+    num_hidden_layers=13,
+    layer_types=_types(13, (4, 8, 12, 13)),
+    num_experts=64,
+    mxfp4_experts=False,
 )
 
 # Every mechanism on, all widths different so that a swapped axis changes a shape (spec model 13.1).
@@ -143,7 +147,13 @@ TINY48 = dataclasses.replace(
     multimodal_wrapper=False,
 )
 
-_CONFIGS = {"k3": K3, "kimi-linear-48b": KIMI_LINEAR_48B, "mini": MINI, "tiny": TINY, "tiny48": TINY48}
+_CONFIGS = {
+    "k3": K3,
+    "kimi-linear-48b": KIMI_LINEAR_48B,
+    "mini": MINI,
+    "tiny": TINY,
+    "tiny48": TINY48,
+}
 _SHIPPED = ("nano",)
 PRESETS = (*_CONFIGS, *_SHIPPED)
 

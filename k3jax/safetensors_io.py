@@ -17,7 +17,11 @@ from safetensors.numpy import save_file
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-DTYPES = {"BF16": np.dtype(ml_dtypes.bfloat16), "F32": np.dtype(np.float32), "U8": np.dtype(np.uint8)}
+DTYPES = {
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F32": np.dtype(np.float32),
+    "U8": np.dtype(np.uint8),
+}
 
 
 class CheckpointError(ValueError):
@@ -46,10 +50,14 @@ class TensorFolder:
             found = self._headers(file)
             absent = [name for name in listed if name not in found]
             if absent:
-                raise CheckpointError(f"{file.name} lacks {absent[0]} that {INDEX} places there; download that shard again")
+                raise CheckpointError(
+                    f"{file.name} lacks {absent[0]} that {INDEX} places there; download that shard again"
+                )
             twice = next((name for name in found if name in self.tensors), None)
             if twice is not None:
-                raise CheckpointError(f"{twice} stands in both {self.tensors[twice].file.name} and {file.name}; remove one of them")
+                raise CheckpointError(
+                    f"{twice} stands in both {self.tensors[twice].file.name} and {file.name}; remove one of them"
+                )
             self.tensors |= found
 
     def read(self, name: str, index: tuple[slice, ...] | None = None) -> np.ndarray:

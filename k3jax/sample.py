@@ -24,7 +24,9 @@ class Sampling:
     seed: jax.Array  # uint32
 
 
-def sampling(rows: int, *, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, batch: int | None = None) -> Sampling:
+def sampling(
+    rows: int, *, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, batch: int | None = None
+) -> Sampling:
     """`Sampling` of `rows` rows from scalars or per-row sequences, padded with greedy rows to `batch`.
 
     ValueError for a value outside its range.

@@ -26,7 +26,9 @@ class Rules:
         mesh_axes = [None if a is None else getattr(self, a) for a in axes]
         used = [a for a in mesh_axes if a is not None]
         if len(set(used)) != len(used):
-            raise ValueError(f"logical axes {axes} map to {tuple(mesh_axes)}, one mesh axis for two dimensions; change the rules")
+            raise ValueError(
+                f"logical axes {axes} map to {tuple(mesh_axes)}, one mesh axis for two dimensions; change the rules"
+            )
         return P(*mesh_axes)
 
 

@@ -34,7 +34,11 @@ def sizes(cfg: K3Config) -> Sizes:
         by_part[part] = by_part.get(part, 0) + parameters(entry)
         kind = _kind(entry)
         by_kind[kind] = by_kind.get(kind, 0) + nbytes(entry)
-    total, vision, routed = sum(by_part.values()), by_part.get("vision and projector", 0), by_part.get("routed experts", 0)
+    total, vision, routed = (
+        sum(by_part.values()),
+        by_part.get("vision and projector", 0),
+        by_part.get("routed experts", 0),
+    )
     idle = routed * (cfg.num_experts - cfg.num_experts_per_token) // cfg.num_experts
     active = total - vision - idle
     return Sizes(

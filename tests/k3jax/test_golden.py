@@ -8,7 +8,10 @@ from safetensors.numpy import load_file
 import k3jax
 from tests.conftest import DATA, relative_l2
 
-K3 = {"bf16": ("k3_tiny", "model.safetensors", "config.json"), "mxfp4": ("k3_tiny", "model_mxfp4.safetensors", "config_mxfp4.json")}
+K3 = {
+    "bf16": ("k3_tiny", "model.safetensors", "config.json"),
+    "mxfp4": ("k3_tiny", "model_mxfp4.safetensors", "config_mxfp4.json"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +23,10 @@ def models(tmp_path_factory):
         (place / "model.safetensors").symlink_to(DATA / "golden" / folder / weights)
         (place / "config.json").symlink_to(DATA / "golden" / folder / config)
         suffix = "" if kind == "bf16" else "_mxfp4"
-        out[kind] = (*k3jax.load(place, dtype="float32"), load_file(DATA / "golden" / folder / f"golden{suffix}.safetensors"))
+        out[kind] = (
+            *k3jax.load(place, dtype="float32"),
+            load_file(DATA / "golden" / folder / f"golden{suffix}.safetensors"),
+        )
     place = DATA / "golden" / "kimi_linear_tiny"
     out["48b"] = (*k3jax.load(place, dtype="float32"), load_file(place / "golden.safetensors"))
     return out
