@@ -32,7 +32,8 @@ def resolve(model: str | Path) -> Path:
         return path
     if str(model) in PRESETS:
         raise CheckpointError(
-            f"preset {model!r} has a config but no weights here; give a folder, or use init_params(preset({model!r}), key)"
+            f"preset {model!r} has a config but no weights here;"
+            f" give a folder, or use init_params(preset({model!r}), key)"
         )
     parts = str(model).split("/")
     if len(parts) == 2 and all(parts) and not str(model).startswith((".", "/", "~")):
@@ -113,7 +114,8 @@ def check(cfg: K3Config, table: list[Entry], files: TensorFolder) -> dict[str, s
     extra = [name for name in files.tensors if name not in used]
     if extra:
         raise CheckpointError(
-            f"tensor {extra[0]} and {len(extra) - 1} more are not part of this config; use the config that belongs to these weights"
+            f"tensor {extra[0]} and {len(extra) - 1} more are not part of this config;"
+            " use the config that belongs to these weights"
         )
     return found
 
@@ -199,7 +201,8 @@ def _pending(cfg: K3Config, params: Params) -> Iterator[Pending]:
     for entry, leaf in zip(table, leaves, strict=True):
         if leaf.shape != entry.spec.shape:
             raise ValueError(
-                f"parameter {entry.path} has shape {leaf.shape}, the config {entry.spec.shape}; pass the config they belong to"
+                f"parameter {entry.path} has shape {leaf.shape}, the config {entry.spec.shape};"
+                " pass the config they belong to"
             )
         host = _HostCopy(leaf)
         dtype = next((name for name, d in DTYPES.items() if d == leaf.dtype), None)

@@ -157,12 +157,12 @@ def _is_number(value: Any) -> bool:
 def _check(cfg: K3Config) -> None:
     positive = [
         "vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "kv_lora_rank",
-        "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "short_conv_kernel_size", "num_experts", "num_experts_per_token",
-        "moe_intermediate_size", "num_shared_experts", "moe_layer_freq", "max_position_embeddings",
+        "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "short_conv_kernel_size", "num_experts",
+        "num_experts_per_token", "moe_intermediate_size", "num_shared_experts", "moe_layer_freq",
+        "max_position_embeddings",
     ]  # fmt: skip
-    positive += [
-        k for k in ("q_lora_rank", "routed_expert_hidden_size", "attn_res_block_size") if getattr(cfg, k) is not None
-    ]
+    optional = ("q_lora_rank", "routed_expert_hidden_size", "attn_res_block_size")
+    positive += [k for k in optional if getattr(cfg, k) is not None]
     if cfg.kda_layers:
         positive += ["kda_num_heads", "kda_head_dim"]
     for key in positive:
@@ -173,7 +173,8 @@ def _check(cfg: K3Config) -> None:
         )
     if len(cfg.layer_types) != cfg.num_hidden_layers:
         raise ConfigError(
-            f"layer_types has {len(cfg.layer_types)} entries for num_hidden_layers {cfg.num_hidden_layers}; make them equal"
+            f"layer_types has {len(cfg.layer_types)} entries for num_hidden_layers {cfg.num_hidden_layers};"
+            " make them equal"
         )
     if cfg.hidden_act not in ("situ", "silu"):
         raise ConfigError(f"hidden_act is {cfg.hidden_act!r}, supported are 'situ' and 'silu'; use one of these")
@@ -191,7 +192,8 @@ def _check(cfg: K3Config) -> None:
         raise ConfigError(f"gate_lower_bound is {cfg.gate_lower_bound!r}, it must be negative or null; K3 uses -5.0")
     if cfg.num_experts_per_token > cfg.num_experts:
         raise ConfigError(
-            f"num_experts_per_token {cfg.num_experts_per_token} exceeds num_experts {cfg.num_experts}; choose at most {cfg.num_experts}"
+            f"num_experts_per_token {cfg.num_experts_per_token} exceeds num_experts {cfg.num_experts};"
+            f" choose at most {cfg.num_experts}"
         )
     if cfg.latent_moe_use_norm and cfg.routed_expert_hidden_size is None:
         raise ConfigError(
@@ -200,7 +202,8 @@ def _check(cfg: K3Config) -> None:
     for key in ("moe_intermediate_size", "expert_width"):
         if cfg.mxfp4_experts and getattr(cfg, key) % MXFP4_BLOCK:
             raise ConfigError(
-                f"{key} {getattr(cfg, key)} is not a multiple of the MXFP4 block {MXFP4_BLOCK}; unpack the experts or pad"
+                f"{key} {getattr(cfg, key)} is not a multiple of the MXFP4 block {MXFP4_BLOCK};"
+                " unpack the experts or pad"
             )
     for key in ("bos_token_id", "eos_token_id", "pad_token_id", "media_placeholder_token_id"):
         value = getattr(cfg, key)

@@ -88,7 +88,8 @@ def from_hf(config: Mapping[str, Any]) -> K3Config:
         text_width = config["vision_config"].get("text_hidden_size", text["hidden_size"])
         if text_width != text["hidden_size"]:
             raise ConfigError(
-                f"vision_config.text_hidden_size {text_width} differs from hidden_size {text['hidden_size']}; set them equal"
+                f"vision_config.text_hidden_size {text_width} differs from hidden_size {text['hidden_size']};"
+                " set them equal"
             )
         values["vision"] = VisionConfig(**vision)
     return K3Config(**values)
@@ -135,7 +136,8 @@ def _is_mxfp4(nested: Mapping[str, Any] | None, top: Mapping[str, Any] | None) -
         for key, want in _MXFP4.items():
             if weights.get(key, want) != want:
                 raise ConfigError(
-                    f"quantization weights.{key} is {weights[key]!r}, supported is {want!r}; convert the checkpoint first"
+                    f"quantization weights.{key} is {weights[key]!r}, supported is {want!r};"
+                    " convert the checkpoint first"
                 )
         if group.get("input_activations") is not None:
             raise ConfigError("quantization input_activations is set, supported is null (weight-only); remove it")

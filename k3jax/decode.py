@@ -168,6 +168,8 @@ def _check_prompts(cfg: K3Config, prompts: list[list[int]], limits: list[int]) -
     """Longest prompt plus its new tokens; ValueError on the first bad value."""
     if not prompts:
         raise ValueError("no prompts were given, the minimum is 1; pass a list of token lists")
+    if len(limits) != len(prompts):
+        raise ValueError(f"max_new_tokens has {len(limits)} entries for {len(prompts)} prompts; give one per prompt")
     longest = 0
     for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
         if not prompt:
@@ -181,8 +183,8 @@ def _check_prompts(cfg: K3Config, prompts: list[list[int]], limits: list[int]) -
             raise ValueError(f"max_new_tokens is {limit}, the minimum is 1; ask for at least one token")
         if len(prompt) + limit > cfg.max_position_embeddings:
             raise ValueError(
-                f"prompt {i} has {len(prompt)} tokens and asks for {limit} more, the limit is {cfg.max_position_embeddings} together;"
-                " shorten the prompt or lower max_new_tokens"
+                f"prompt {i} has {len(prompt)} tokens and asks for {limit} more, the limit is"
+                f" {cfg.max_position_embeddings} together; shorten the prompt or lower max_new_tokens"
             )
         longest = max(longest, len(prompt) + limit)
     return longest

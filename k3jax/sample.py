@@ -38,7 +38,8 @@ def sampling(
         inside = (array > low if above else array >= low) & (array <= high)
         if not inside.all():
             raise ValueError(
-                f"{name} is {array[~inside][0]}, allowed is {'above ' if above else ''}{low} to {high}; choose a value in that range"
+                f"{name} is {array[~inside][0]}, allowed is {'above ' if above else ''}{low} to {high};"
+                " choose a value in that range"
             )
         return jnp.asarray(np.pad(array.astype(dtype), (0, padding)))
 

@@ -42,8 +42,8 @@ def shardings(specs: Params, mesh: Mesh, rules: Rules) -> Params:
                 raise ValueError(f"rules name mesh axis {axis!r}, the mesh has {tuple(mesh.shape)}; rename one of them")
             if axis is not None and size % mesh.shape[axis]:
                 raise ValueError(
-                    f"{jax.tree_util.keystr(path)} has a dimension of {size}, mesh axis {axis!r} has {mesh.shape[axis]} devices;"
-                    " choose a divisor or replicate that axis"
+                    f"{jax.tree_util.keystr(path)} has a dimension of {size}, mesh axis {axis!r} has"
+                    f" {mesh.shape[axis]} devices; choose a divisor or replicate that axis"
                 )
         return NamedSharding(mesh, partition)
 

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         kv_dtype=args.kv_dtype,
         workspace=int(args.workspace * 1e9),
     )
-    cfg, source = describe(args.model)
+    cfg, source, _ = describe(args.model)
     results = [capacity(cfg, where, n) for n in args.lengths]
     print(f"{source} on {where.gpus} GPUs, tp {where.tp}, dcp {where.dcp}\n")
     print(report(results))

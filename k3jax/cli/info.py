@@ -23,28 +23,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    cfg, source = describe(args.model)
-    print(report(cfg, source))
+    cfg, source, stored = describe(args.model)
+    print(report(cfg, source, stored))
     return 0
 
 
-def describe(model: str) -> tuple[K3Config, str]:
-    """Config and a line that says where it came from; a folder's headers are checked against its config."""
+def describe(model: str) -> tuple[K3Config, str, dict[str, int]]:
+    """Config, a line that says where it came from, bytes by kind; a folder's headers are checked against its config."""
     if model in PRESETS and not Path(model).is_dir():
-        return preset(model), f"preset {model}"
+        return preset(model), f"preset {model}", sizes(preset(model)).bytes_by_kind
     folder = resolve(model)
     files = TensorFolder(folder)
     cfg = adapt(read_config(folder), files)
     check(cfg, entries(cfg, param_specs(cfg)), files)
-    stored = sum(t.nbytes for t in files.tensors.values())
+    stored: dict[str, int] = {}
+    for name, tensor in files.tensors.items():
+        kind = "MXFP4 experts" if name.endswith(("_packed", "_scale")) else tensor.dtype
+        stored[kind] = stored.get(kind, 0) + tensor.nbytes
     count = len({t.file for t in files.tensors.values()})
-    return (
-        cfg,
-        f"{folder}: {len(files.tensors):,} tensors in {count} files, {human_bytes(stored)}, headers agree with config.json",
-    )
+    source = f"{folder}: {len(files.tensors):,} tensors in {count} files, headers agree with config.json"
+    return cfg, source, stored
 
 
-def report(cfg: K3Config, source: str) -> str:
+def report(cfg: K3Config, source: str, stored: dict[str, int]) -> str:
     size = sizes(cfg)
     gate = "full-rank gate" if cfg.use_full_rank_gate else "low-rank gate"
     floor = "unbounded decay" if cfg.gate_lower_bound is None else f"decay floor {cfg.gate_lower_bound:g}"
@@ -56,8 +57,8 @@ def report(cfg: K3Config, source: str) -> str:
         [str(len(cfg.kda_layers)), "KDA", f"{cfg.kda_num_heads} heads x {cfg.kda_head_dim}, {gate}, {floor}"],
         [
             str(len(cfg.mla_layers)), "MLA",
-            f"{cfg.num_attention_heads} heads, key {cfg.qk_nope_head_dim}+{cfg.qk_rope_head_dim}, value {cfg.v_head_dim},"
-            f" latent {cfg.kv_lora_rank}, {query}",
+            f"{cfg.num_attention_heads} heads, key {cfg.qk_nope_head_dim}+{cfg.qk_rope_head_dim},"
+            f" value {cfg.v_head_dim}, latent {cfg.kv_lora_rank}, {query}",
         ],
         [str(cfg.num_hidden_layers - moe), "dense MLP", f"width {cfg.intermediate_size}, {cfg.hidden_act}"],
         [
@@ -74,11 +75,9 @@ def report(cfg: K3Config, source: str) -> str:
         ["active per token", f"{size.active_parameters:,}"],
     ]
     parameters += [["active without embedding", f"{size.active_without_embedding:,}"]]
-    stored = [
-        ["stored as", "bytes", ""],
-        *([k, f"{n:,}", human_bytes(n)] for k, n in size.bytes_by_kind.items()),
-    ]
-    stored += [["total", f"{size.nbytes:,}", human_bytes(size.nbytes)]]
+    total = sum(stored.values())
+    kinds = [["stored as", "bytes", ""], *([k, f"{n:,}", human_bytes(n)] for k, n in stored.items())]
+    kinds += [["total", f"{total:,}", human_bytes(total)]]
     kv, state, conv = (
         kv_bytes_per_token(cfg),
         recurrent_bytes_per_request(cfg),
@@ -101,7 +100,7 @@ def report(cfg: K3Config, source: str) -> str:
     tables = (
         table(layers, (0,)),
         table(parameters, (1,)),
-        table(stored, (1, 2)),
+        table(kinds, (1, 2)),
         table(memory, (1, 2)),
     )
     return "\n\n".join((head, *tables))
