@@ -11,22 +11,21 @@ import jax.numpy as jnp
 from k3jax.config import K3Config
 
 
-def _register(cls):
-    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
-
-
-@_register
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class KdaCache:
     state: jax.Array  # [B, H, K, V] float32, key axis first
     conv: jax.Array  # [B, W-1, 3, H, K] the last pre-convolution rows of q, k, v, oldest first
 
 
-@_register
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class MlaCache:
     kv: jax.Array  # [B, S, L+R] normalised latent, then the shared key slot
 
 
-@_register
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Cache:
     layers: tuple[KdaCache | MlaCache, ...]
     length: jax.Array  # [B] int32, tokens absorbed

@@ -1,6 +1,7 @@
 """Hugging Face style folders to parameters and back, one tensor at a time, straight into their shards."""
 
 import dataclasses
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,7 +79,7 @@ def load(
     found = check(cfg, table, files)
     places = [None] * len(table) if mesh is None else jax.tree.leaves(shardings(specs, mesh, rules or Rules()))
     leaves = [_load_leaf(entry, files, found, place) for entry, place in zip(table, places, strict=True)]
-    return cfg, jax.tree.structure(specs, is_leaf=is_spec).unflatten(leaves)
+    return cfg, jax.tree.unflatten(jax.tree.structure(specs, is_leaf=is_spec), leaves)
 
 
 def adapt(cfg: K3Config, files: TensorFolder) -> K3Config:
@@ -132,10 +133,11 @@ def _load_leaf(entry: Entry, files: TensorFolder, found: dict[str, str], place: 
     stored = {files.tensors[found[name]].dtype for name in entry.names}
     dtype = np.dtype(np.float32) if "F32" in stored or entry.spec.dtype == jnp.float32 else DTYPES[stored.pop()]
 
-    def shard(index: tuple[slice, ...]) -> np.ndarray:
-        return read_slice(entry, index, files, found).astype(dtype, copy=False)
-
     whole = tuple(slice(0, n) for n in entry.spec.shape)
+
+    def shard(index: tuple[slice, ...] | None) -> np.ndarray:
+        return read_slice(entry, index or whole, files, found).astype(dtype, copy=False)
+
     leaf = (
         jax.device_put(shard(whole)) if place is None else jax.make_array_from_callback(entry.spec.shape, place, shard)
     )
@@ -211,14 +213,15 @@ def _pending(cfg: K3Config, params: Params) -> Iterator[Pending]:
                 f"parameter {entry.path} is {leaf.dtype}, safetensors here hold {', '.join(DTYPES)}; cast it first"
             )
         for i, name in enumerate(entry.names):
-            yield Pending(name, entry.stored_shape, dtype, lambda e=entry, h=host, i=i: _stored(e, h(), i))
+            yield Pending(name, entry.stored_shape, dtype, functools.partial(_stored, entry, host, i))
 
 
 class _HostCopy:
     """numpy view of one parameter, made when its first tensor is written and dropped with it."""
 
     def __init__(self, leaf: jax.Array):
-        self.leaf, self.array = leaf, None
+        self.leaf = leaf
+        self.array: np.ndarray | None = None
 
     def __call__(self) -> np.ndarray:
         if self.array is None:
@@ -226,8 +229,9 @@ class _HostCopy:
         return self.array
 
 
-def _stored(entry: Entry, array: np.ndarray, item: int) -> np.ndarray:
+def _stored(entry: Entry, host: _HostCopy, item: int) -> np.ndarray:
     """Memory layout back to the stored layout."""
+    array = host()
     if entry.stacked:
         array = array[item]
     if entry.layout == "transpose":

@@ -1,11 +1,12 @@
 """Checkpoint to checkpoint: pack, unpack and re-shard stored tensors without building parameters."""
 
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 
 from k3jax.checkpoint import adapt, check
@@ -45,16 +46,16 @@ def _tensors(files: TensorFolder, experts: str | None) -> Iterator[Pending]:
         is_expert = ".experts." in name
         if experts == "bf16" and name.endswith(PACKED):
             shape = (info.shape[0], info.shape[1] * 2)
-            yield Pending(stem, shape, "BF16", lambda s=stem: _unpack(files, s))
+            yield Pending(stem, shape, "BF16", functools.partial(_unpack, files, stem))
         elif experts == "bf16" and is_expert and name.endswith(SCALE):
             continue
         elif experts == "mxfp4" and is_expert and name.endswith(".weight"):
             out, width = info.shape
             packed = _Packed(files, name)
-            yield Pending(name + PACKED, (out, width // 2), "U8", lambda p=packed: p().packed)
-            yield Pending(name + SCALE, (out, width // MXFP4_BLOCK), "U8", lambda p=packed: p().scale)
+            yield Pending(name + PACKED, (out, width // 2), "U8", functools.partial(packed.part, "packed"))
+            yield Pending(name + SCALE, (out, width // MXFP4_BLOCK), "U8", functools.partial(packed.part, "scale"))
         else:
-            yield Pending(name, info.shape, info.dtype, lambda n=name: _read(files, n))
+            yield Pending(name, info.shape, info.dtype, functools.partial(_read, files, name))
 
 
 def _read(files: TensorFolder, name: str) -> np.ndarray:
@@ -65,18 +66,18 @@ def _read(files: TensorFolder, name: str) -> np.ndarray:
 
 def _unpack(files: TensorFolder, stem: str) -> np.ndarray:
     packed, scale = _read(files, stem + PACKED), _read(files, stem + SCALE)
-    weight = Mxfp4(packed=packed, scale=scale.reshape(packed.shape[0], -1))
-    return np.asarray(weight.dequantize(ml_dtypes.bfloat16))
+    weight = Mxfp4(packed=jnp.asarray(packed), scale=jnp.asarray(scale.reshape(packed.shape[0], -1)))
+    return np.asarray(weight.dequantize(jnp.bfloat16))
 
 
 class _Packed:
     """Quantises once for the two tensors that come of it."""
 
     def __init__(self, files: TensorFolder, name: str):
-        self.files, self.name, self.result = files, name, None
+        self.files, self.name = files, name
+        self.result: Mxfp4 | None = None
 
-    def __call__(self) -> Mxfp4:
+    def part(self, which: str) -> np.ndarray:
         if self.result is None:
-            quantized = quantize(_read(self.files, self.name).astype(np.float32))
-            self.result = Mxfp4(packed=np.asarray(quantized.packed), scale=np.asarray(quantized.scale))
-        return self.result
+            self.result = quantize(_read(self.files, self.name).astype(np.float32))
+        return np.asarray(getattr(self.result, which))

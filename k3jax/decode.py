@@ -146,13 +146,13 @@ def start(
     max_new_tokens: int | Sequence[int],
 ) -> DecodeState:
     """Check and absorb the prompts; the state holds a bucketed batch whose extra rows are done from the start."""
-    prompts = [np.asarray(p).reshape(-1).tolist() for p in prompts]
-    limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
-    longest = _check_prompts(cfg, prompts, limits)
+    ids: list[list[int]] = [np.asarray(p).reshape(-1).tolist() for p in prompts]
+    limits = [max_new_tokens] * len(ids) if isinstance(max_new_tokens, int) else list(max_new_tokens)
+    longest = _check_prompts(cfg, ids, limits)
     capacity = min(bucket(longest, LENGTHS, "prompt plus new tokens"), cfg.max_position_embeddings)
-    batch = bucket(len(prompts), BATCHES, "batch of prompts")
-    padding = batch - len(prompts)
-    cache, logits = prefill(cfg, params, prompts + [[]] * padding, init_cache(cfg, batch, capacity))
+    batch = bucket(len(ids), BATCHES, "batch of prompts")
+    padding = batch - len(ids)
+    cache, logits = prefill(cfg, params, ids + [[]] * padding, init_cache(cfg, batch, capacity))
     return DecodeState(
         cache=cache,
         logits=logits,

@@ -21,7 +21,7 @@ def init_params(cfg: K3Config, key: jax.Array, *, mesh: Mesh | None = None, rule
     leaves, tree = jax.tree.flatten(specs, is_leaf=is_spec)
     places = [None] * len(leaves) if mesh is None else jax.tree.leaves(shardings(specs, mesh, rules or Rules()))
     arrays = [_init_leaf(jax.random.fold_in(key, i), s, p) for i, (s, p) in enumerate(zip(leaves, places, strict=True))]
-    return tree.unflatten(arrays)
+    return jax.tree.unflatten(tree, arrays)
 
 
 def _init_leaf(key: jax.Array, spec: ParamSpec, place: NamedSharding | None) -> jax.Array:

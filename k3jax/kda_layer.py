@@ -31,8 +31,16 @@ def kda_layer(cfg: K3Config, p: Kda, x: jax.Array, rows: Rows, cache: KdaCache) 
     beta = jnp.where(valid[..., 0], beta, 0.0)
     o, state = kda(l2_norm(q), k, v.astype(jnp.float32), g, beta, cache.state, lower_bound=cfg.gate_lower_bound)
 
-    gate = linear(x, p.g_proj) if p.g_proj is not None else linear(linear(x, p.g_a), p.g_b)
+    gate = _output_gate(p, x)
     o = rms_norm(rows.to_rows(o), p.o_norm, cfg.rms_norm_eps)  # [M, H, K] float32
     o = o * jax.nn.sigmoid(gate.reshape(M, H, K).astype(jnp.float32))
     y = linear(o.reshape(M, H * K).astype(x.dtype), p.o_proj)
     return y, KdaCache(state=state, conv=conv)
+
+
+def _output_gate(p: Kda, x: jax.Array) -> jax.Array:
+    """Full rank in K3, low rank in the 48B."""
+    if p.g_proj is not None:
+        return linear(x, p.g_proj)
+    assert p.g_a is not None and p.g_b is not None
+    return linear(linear(x, p.g_a), p.g_b)

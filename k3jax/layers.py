@@ -2,13 +2,14 @@
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from k3jax.config import K3Config
 from k3jax.params import Mlp
 from pallas_kernels.moe import Glu
 
 
-def linear(x: jax.Array, w: jax.Array, out_dtype: jnp.dtype | None = None) -> jax.Array:
+def linear(x: jax.Array, w: jax.Array, out_dtype: DTypeLike | None = None) -> jax.Array:
     """x [..., in] @ w [in, out] in x's dtype with float32 accumulation; rounds once, to `out_dtype` or x's dtype."""
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     accumulate = jnp.promote_types(x.dtype, jnp.float32)

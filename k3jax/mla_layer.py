@@ -29,16 +29,17 @@ def mla_layer(
     kv = _append(cache.kv, entry, rows, length)
 
     up = p.kv_b.reshape(L, H, N + V).astype(x.dtype)
-    span = dict(scale=cfg.qk_head_dim**-0.5, q_start=length, kv_len=length + rows.count)
+    scale, kv_len = cfg.qk_head_dim**-0.5, length + rows.count
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     if expand(cfg, rows.width):
         kv_up = jnp.einsum("bsl,lhe->bshe", kv[..., :L], up, precision=precision)  # [R, S, H, N+V]
         shared = jnp.broadcast_to(kv[:, :, None, L:], (*kv_up.shape[:3], cfg.qk_rope_head_dim))
         k = jnp.concatenate([kv_up[..., :N], shared], axis=-1)
-        o = mla_expanded(q, k, kv_up[..., N:], **span)
+        o = mla_expanded(q, k, kv_up[..., N:], scale=scale, q_start=length, kv_len=kv_len)
     else:
         absorbed = jnp.einsum("bthn,lhn->bthl", q[..., :N], up[..., :N], precision=precision)
-        ctx, _ = mla_absorbed(jnp.concatenate([absorbed, q[..., N:]], axis=-1), kv, latent=L, **span)
+        latent_q = jnp.concatenate([absorbed, q[..., N:]], axis=-1)
+        ctx, _ = mla_absorbed(latent_q, kv, scale=scale, q_start=length, kv_len=kv_len, latent=L)
         o = jnp.einsum("bthl,lhv->bthv", ctx.astype(x.dtype), up[..., N:], precision=precision)
 
     o = rows.to_rows(o).reshape(M, H * V).astype(x.dtype)
@@ -57,6 +58,7 @@ def expand(cfg: K3Config, width: int) -> bool:
 
 
 def _latent_query(p: Mla, x: jax.Array) -> jax.Array:
+    assert p.q_a is not None and p.q_a_norm is not None and p.q_b is not None
     return linear(rms_norm(linear(x, p.q_a), p.q_a_norm, INNER_NORM_EPS), p.q_b)
 
 

@@ -37,11 +37,8 @@ class ParamSpec:
         return self.size * jnp.dtype(self.dtype).itemsize
 
 
-def _register(cls):
-    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
-
-
-@_register
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Mlp:
     """Gated feed-forward: `down(act(gate x, up x))`."""
 
@@ -50,7 +47,8 @@ class Mlp:
     down: jax.Array  # [F, D]
 
 
-@_register
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Moe:
     """Routed experts (latent when `latent_down` is set) plus one shared MLP."""
 
@@ -65,7 +63,8 @@ class Moe:
     latent_up: jax.Array | None  # [latent, D]
 
 
-@_register
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Kda:
     """Kimi Delta Attention; H heads of K = V channels, P = H * K."""
 
@@ -85,7 +84,8 @@ class Kda:
     o_proj: jax.Array  # [P, D]
 
 
-@_register
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Mla:
     """Multi-head latent attention without positions; N nope dims, R shared key dims, L latent."""
 
@@ -100,7 +100,8 @@ class Mla:
     o_proj: jax.Array  # [H*V, D]
 
 
-@_register
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class AttnRes:
     """One attention-residual read: norm gain and score direction."""
 
@@ -108,7 +109,8 @@ class AttnRes:
     proj: jax.Array  # [D]
 
 
-@_register
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Layer:
     attn_res: AttnRes | None
     attn_norm: jax.Array  # [D]
@@ -118,7 +120,8 @@ class Layer:
     ffn: Mlp | Moe
 
 
-@_register
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Params:
     embed: jax.Array  # [vocab, D]
     layers: tuple[Layer, ...]
@@ -136,23 +139,28 @@ def param_specs(cfg: K3Config) -> Params:
     """The parameter tree of `cfg` with `ParamSpec` leaves; allocates nothing."""
     D = cfg.hidden_size
     return Params(
-        embed=ParamSpec((cfg.vocab_size, D), ("vocab", "embed")),
+        embed=_spec((cfg.vocab_size, D), ("vocab", "embed")),
         layers=tuple(_layer(cfg, i) for i in range(cfg.num_hidden_layers)),
         out_res=_attn_res(cfg),
         norm=_norm(D),
-        lm_head=ParamSpec((D, cfg.vocab_size), ("embed", "vocab")),
+        lm_head=_spec((D, cfg.vocab_size), ("embed", "vocab")),
         vision=_vision(cfg),
     )
 
 
-def _norm(width: int, dtype: Any = jnp.bfloat16) -> ParamSpec:
-    return ParamSpec((width,), (None,), dtype, "ones")
+def _spec(shape: tuple[int, ...], axes: tuple[str | None, ...], dtype: Any = jnp.bfloat16, init: str = "normal") -> Any:
+    """A spec that stands where the array will be, hence Any."""
+    return ParamSpec(shape, axes, dtype, init)
+
+
+def _norm(width: int, dtype: Any = jnp.bfloat16) -> Any:
+    return _spec((width,), (None,), dtype, "ones")
 
 
 def _attn_res(cfg: K3Config) -> AttnRes | None:
     if cfg.attn_res_block_size is None:
         return None
-    return AttnRes(norm=_norm(cfg.hidden_size), proj=ParamSpec((cfg.hidden_size,), (None,)))  # type: ignore[arg-type]
+    return AttnRes(norm=_norm(cfg.hidden_size), proj=_spec((cfg.hidden_size,), (None,)))
 
 
 def _layer(cfg: K3Config, i: int) -> Layer:
@@ -168,46 +176,46 @@ def _layer(cfg: K3Config, i: int) -> Layer:
 
 def _kda(cfg: K3Config) -> Kda:
     D, H, K, P = cfg.hidden_size, cfg.kda_num_heads, cfg.kda_head_dim, cfg.kda_width
-    wide = ParamSpec((D, P), ("embed", "heads"))
-    low = ParamSpec((D, K), ("embed", None)), ParamSpec((K, P), (None, "heads"))
+    wide = _spec((D, P), ("embed", "heads"))
+    low = _spec((D, K), ("embed", None)), _spec((K, P), (None, "heads"))
     full = cfg.use_full_rank_gate
     return Kda(
         q_proj=wide,
         k_proj=wide,
         v_proj=wide,
-        conv=ParamSpec((3, H, K, cfg.short_conv_kernel_size), (None, "heads", None, None), jnp.float32, "conv"),
-        a_log=ParamSpec((H,), ("heads",), jnp.float32, "a_log" if cfg.gate_lower_bound is None else "zeros"),
-        dt_bias=ParamSpec((H, K), ("heads", None), jnp.float32, "dt_bias"),
+        conv=_spec((3, H, K, cfg.short_conv_kernel_size), (None, "heads", None, None), jnp.float32, "conv"),
+        a_log=_spec((H,), ("heads",), jnp.float32, "a_log" if cfg.gate_lower_bound is None else "zeros"),
+        dt_bias=_spec((H, K), ("heads", None), jnp.float32, "dt_bias"),
         f_a=low[0],
         f_b=low[1],
-        b_proj=ParamSpec((D, H), ("embed", "heads")),
+        b_proj=_spec((D, H), ("embed", "heads")),
         g_proj=wide if full else None,
         g_a=None if full else low[0],
         g_b=None if full else low[1],
         o_norm=_norm(K, jnp.float32),
-        o_proj=ParamSpec((P, D), ("heads", "embed")),
-    )  # type: ignore[arg-type]
+        o_proj=_spec((P, D), ("heads", "embed")),
+    )
 
 
 def _mla(cfg: K3Config) -> Mla:
     D, H, L, Q = cfg.hidden_size, cfg.num_attention_heads, cfg.kv_lora_rank, cfg.q_lora_rank
     query, value = H * cfg.qk_head_dim, H * cfg.v_head_dim
     return Mla(
-        q_proj=ParamSpec((D, query), ("embed", "heads")) if Q is None else None,
-        q_a=None if Q is None else ParamSpec((D, Q), ("embed", None)),
+        q_proj=_spec((D, query), ("embed", "heads")) if Q is None else None,
+        q_a=None if Q is None else _spec((D, Q), ("embed", None)),
         q_a_norm=None if Q is None else _norm(Q),
-        q_b=None if Q is None else ParamSpec((Q, query), (None, "heads")),
-        kv_a=ParamSpec((D, cfg.mla_cache_width), ("embed", None)),
+        q_b=None if Q is None else _spec((Q, query), (None, "heads")),
+        kv_a=_spec((D, cfg.mla_cache_width), ("embed", None)),
         kv_a_norm=_norm(L),
-        kv_b=ParamSpec((L, H * (cfg.qk_nope_head_dim + cfg.v_head_dim)), (None, "heads")),
-        g_proj=ParamSpec((D, value), ("embed", "heads")) if cfg.mla_use_output_gate else None,
-        o_proj=ParamSpec((value, D), ("heads", "embed")),
-    )  # type: ignore[arg-type]
+        kv_b=_spec((L, H * (cfg.qk_nope_head_dim + cfg.v_head_dim)), (None, "heads")),
+        g_proj=_spec((D, value), ("embed", "heads")) if cfg.mla_use_output_gate else None,
+        o_proj=_spec((value, D), ("heads", "embed")),
+    )
 
 
 def _mlp(width: int, inner: int) -> Mlp:
-    up = ParamSpec((width, inner), ("embed", "ffw"))
-    return Mlp(gate=up, up=up, down=ParamSpec((inner, width), ("ffw", "embed")))  # type: ignore[arg-type]
+    up = _spec((width, inner), ("embed", "ffw"))
+    return Mlp(gate=up, up=up, down=_spec((inner, width), ("ffw", "embed")))
 
 
 def _moe(cfg: K3Config) -> Moe:
@@ -222,30 +230,30 @@ def _moe(cfg: K3Config) -> Moe:
     def matrix(inner: int, outer: int):
         axes = ("experts", "expert_in", "expert_out")
         if not cfg.mxfp4_experts:
-            return ParamSpec((E, inner, outer), axes)
-        packed = ParamSpec((E, outer, inner // 2), ("experts", "expert_out", "expert_in"), jnp.uint8, "mxfp4")
-        scale = ParamSpec(
+            return _spec((E, inner, outer), axes)
+        packed = _spec((E, outer, inner // 2), ("experts", "expert_out", "expert_in"), jnp.uint8, "mxfp4")
+        scale = _spec(
             (E, outer, inner // MXFP4_BLOCK),
             ("experts", "expert_out", "expert_in"),
             jnp.uint8,
             "mxfp4_scale",
         )
-        return Mxfp4(packed=packed, scale=scale)  # type: ignore[arg-type]
+        return Mxfp4(packed=packed, scale=scale)
 
     return Moe(
-        router=ParamSpec((D, E), ("embed", None)),
-        router_bias=ParamSpec((E,), (None,), jnp.float32, "zeros"),
+        router=_spec((D, E), ("embed", None)),
+        router_bias=_spec((E,), (None,), jnp.float32, "zeros"),
         w1=matrix(W, F),
         w3=matrix(W, F),
         w2=matrix(F, W),
         shared=_mlp(D, cfg.num_shared_experts * F),
-        latent_down=None if latent is None else ParamSpec((D, latent), ("embed", None)),
+        latent_down=None if latent is None else _spec((D, latent), ("embed", None)),
         latent_norm=_norm(latent) if latent is not None and cfg.latent_moe_use_norm else None,
-        latent_up=None if latent is None else ParamSpec((latent, D), (None, "embed")),
-    )  # type: ignore[arg-type]
+        latent_up=None if latent is None else _spec((latent, D), (None, "embed")),
+    )
 
 
-def _vision(cfg: K3Config) -> dict[str, ParamSpec] | None:
+def _vision(cfg: K3Config) -> dict[str, Any] | None:
     """MoonViT3d and projector under their checkpoint names and layout (spec model 9.7)."""
     v = cfg.vision
     if v is None:
@@ -253,8 +261,8 @@ def _vision(cfg: K3Config) -> dict[str, ParamSpec] | None:
     D, F = v.vt_hidden_size, v.vt_intermediate_size
     merged = v.mm_hidden_size * v.merge_kernel_size[0] * v.merge_kernel_size[1]
 
-    def weight(*shape: int) -> ParamSpec:
-        return ParamSpec(shape, (None,) * len(shape))
+    def weight(*shape: int) -> Any:
+        return _spec(shape, (None,) * len(shape))
 
     specs = {
         "vision_tower.patch_embed.proj.weight": weight(D, 3, v.patch_size, v.patch_size),

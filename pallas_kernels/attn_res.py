@@ -29,8 +29,7 @@ def attn_res_mix(
     weight = score_weight.astype(dtype)
     wide = [r.astype(dtype) for r in rows]
     scores = [
-        jnp.einsum("...d,d->...", r, weight, precision=HIGHEST)
-        * jax.lax.rsqrt(jnp.mean(r * r, axis=-1) + eps)
+        jnp.einsum("...d,d->...", r, weight, precision=HIGHEST) * jax.lax.rsqrt(jnp.mean(r * r, axis=-1) + eps)
         for r in wide
     ]
     p = jax.nn.softmax(jnp.stack(scores), axis=0)  # [n, ...]

@@ -13,7 +13,12 @@ def attn_res_ref(sources: Sequence[jax.Array], score_weight: jax.Array, eps: flo
     """sources: n arrays [..., D], score_weight [D] -> mix [..., D]."""
     dtype = accumulator(*sources)
     v = jnp.stack(sources).astype(dtype)  # [n, ..., D]
-    score = jnp.einsum("n...d,d->n...", rms_norm(v, jnp.ones_like(score_weight, dtype), eps), score_weight.astype(dtype), precision=HIGHEST)
+    score = jnp.einsum(
+        "n...d,d->n...",
+        rms_norm(v, jnp.ones_like(score_weight, dtype), eps),
+        score_weight.astype(dtype),
+        precision=HIGHEST,
+    )
     weight = jnp.exp(score - jnp.max(score, axis=0))
     weight = weight / jnp.sum(weight, axis=0)
     return jnp.sum(weight[..., None] * v, axis=0).astype(sources[0].dtype)

@@ -31,7 +31,9 @@ def choose(op: str, impl: str, usable: Sequence[str], unusable: dict[str, str] |
     if impl in usable:
         return impl
     reason = (unusable or {}).get(impl, "there is no such implementation of this op")
-    raise ValueError(f"{op}: impl {impl!r} cannot be used because {reason}; choose one of {', '.join(('auto', *usable))}")
+    raise ValueError(
+        f"{op}: impl {impl!r} cannot be used because {reason}; choose one of {', '.join(('auto', *usable))}"
+    )
 
 
 def accumulator(*arrays: jax.Array) -> jnp.dtype:

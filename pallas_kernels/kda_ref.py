@@ -58,9 +58,7 @@ def kda_recurrent_packed(
     N = initial_state.shape[0]
     dtype = accumulator(q, k, v, g, beta, initial_state)
     owned = sequence < N
-    q, k, v, g, beta = (
-        jnp.where(owned.reshape(-1, *[1] * (a.ndim - 1)), a, 0) for a in (q, k, v, g, beta)
-    )
+    q, k, v, g, beta = (jnp.where(owned.reshape(-1, *[1] * (a.ndim - 1)), a, 0) for a in (q, k, v, g, beta))
 
     def token(pool, row):
         *inputs, owner = row

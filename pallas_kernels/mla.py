@@ -70,7 +70,9 @@ def merge_lse(outs: jax.Array, lses: jax.Array) -> tuple[jax.Array, jax.Array]:
     A part with lse -inf contributes nothing whatever its output holds; if all parts are empty, out is 0 and lse -inf.
     """
     if outs.shape[:-1] != lses.shape:
-        raise ValueError(f"merge_lse: outs {outs.shape} and lses {lses.shape} do not fit; pass [P, ..., V] and [P, ...]")
+        raise ValueError(
+            f"merge_lse: outs {outs.shape} and lses {lses.shape} do not fit; pass [P, ..., V] and [P, ...]"
+        )
     dtype = accumulator(outs, lses)
     outs, lses = outs.astype(dtype), lses.astype(dtype)
     seen = lses > -jnp.inf
@@ -83,7 +85,9 @@ def merge_lse(outs: jax.Array, lses: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _check_span(op: str, q: jax.Array, q_start: jax.Array, kv_len: jax.Array) -> None:
     if q_start.shape != q.shape[:1] or kv_len.shape != q.shape[:1]:
-        raise ValueError(f"{op}: q_start {q_start.shape} and kv_len {kv_len.shape} must be [{q.shape[0]}], one per sequence; pass arrays")
+        raise ValueError(
+            f"{op}: q_start {q_start.shape} and kv_len {kv_len.shape} must be [{q.shape[0]}], one per sequence; pass arrays"
+        )
 
 
 def _attend(q, k, v, scale, q_start, kv_len, keys):
@@ -126,7 +130,9 @@ def floor_expanded(tokens: int, keys: int, heads: int, query: int, value: int, *
     return Floor(bytes=moved, flops=2 * heads * pairs * (query + value))
 
 
-def floor_absorbed(batch: int, keys: int, heads: int, latent: int, shared: int, *, queries: int = 1, itemsize: int = 2) -> Floor:
+def floor_absorbed(
+    batch: int, keys: int, heads: int, latent: int, shared: int, *, queries: int = 1, itemsize: int = 2
+) -> Floor:
     """Decode: every cached row read once for all heads, queries read and contexts written once."""
     moved = itemsize * batch * (keys * (latent + shared) + queries * heads * (2 * latent + shared))
     return Floor(bytes=moved, flops=2 * batch * queries * heads * keys * (2 * latent + shared))

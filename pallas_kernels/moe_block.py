@@ -35,8 +35,10 @@ def experts_blocked(
     out = jax.lax.map(jax.checkpoint(block), (expert, pair))  # [blocks, rows, Dout]
     out = out.reshape(-1, out.shape[-1])
     # Where each pair's row landed; pairs without an expert here read zeros.
-    place = jnp.full(pairs, out.shape[0], jnp.int32).at[pair.reshape(-1)].set(
-        jnp.arange(out.shape[0], dtype=jnp.int32), mode="drop"
+    place = (
+        jnp.full(pairs, out.shape[0], jnp.int32)
+        .at[pair.reshape(-1)]
+        .set(jnp.arange(out.shape[0], dtype=jnp.int32), mode="drop")
     )
     picked = out.at[place.reshape(N, top_k)].get(mode="fill", fill_value=0)  # [N, top_k, Dout]
     dtype = accumulator(x, weights)

@@ -62,7 +62,9 @@ def check_scales(scale: np.ndarray) -> None:
     bad = np.argwhere(np.asarray(scale) == NAN_SCALE)
     if len(bad):
         where = tuple(int(i) for i in bad[0])
-        raise ValueError(f"MXFP4 scale at {where} is byte 255 (not a number), the largest valid is 254; download it again")
+        raise ValueError(
+            f"MXFP4 scale at {where} is byte 255 (not a number), the largest valid is 254; download it again"
+        )
 
 
 def quantize(w: jax.Array | np.ndarray) -> Mxfp4:
@@ -73,7 +75,9 @@ def quantize(w: jax.Array | np.ndarray) -> Mxfp4:
     """
     w = jnp.asarray(w, jnp.float32)
     if w.shape[-1] % BLOCK:
-        raise ValueError(f"quantize: {w.shape[-1]} input columns are not a multiple of {BLOCK}; pad the weight or keep it in bfloat16")
+        raise ValueError(
+            f"quantize: {w.shape[-1]} input columns are not a multiple of {BLOCK}; pad the weight or keep it in bfloat16"
+        )
     blocks = w.reshape(*w.shape[:-1], -1, BLOCK)
     peak = jnp.max(jnp.abs(blocks), axis=-1)
     _, exponent = jnp.frexp(peak)  # peak = m * 2**exponent, m in [0.5, 1)

@@ -23,7 +23,9 @@ def route(
     """
     E = weight.shape[1]
     if weight.shape[0] != x.shape[-1] or bias.shape != (E,):
-        raise ValueError(f"route: weight {weight.shape} and bias {bias.shape} do not fit x {x.shape}; pass [D, E] and [E]")
+        raise ValueError(
+            f"route: weight {weight.shape} and bias {bias.shape} do not fit x {x.shape}; pass [D, E] and [E]"
+        )
     if not 1 <= top_k <= E:
         raise ValueError(f"route: top_k {top_k} is outside 1..{E}, the number of experts; choose one inside")
     if choose("route", impl, ("xla", "ref")) == "ref":
