@@ -5,6 +5,7 @@
 """
 
 from k3jax.cache import Cache, init_cache
+from k3jax.chat import Tokenizer, load_tokenizer
 from k3jax.checkpoint import load, save
 from k3jax.config import ConfigError, K3Config
 from k3jax.decode import Generation, generate, warmup
@@ -24,12 +25,14 @@ __all__ = [
     "K3Config",
     "Params",
     "Rules",
+    "Tokenizer",
     "forward",
     "forward_with_intermediates",
     "generate",
     "init_cache",
     "init_params",
     "load",
+    "load_tokenizer",
     "param_specs",
     "preset",
     "save",

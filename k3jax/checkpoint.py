@@ -23,8 +23,11 @@ from pallas_kernels.mxfp4 import check_scales
 SHARD_BYTES = 5 * 10**9
 
 
-def resolve(model: str | Path) -> Path:
-    """Folder of a shipped preset, a local folder, or a hub id (`org/name`, downloaded through huggingface-hub)."""
+def resolve(model: str | Path, *, weights: bool = True) -> Path:
+    """Folder of a shipped preset, a local folder, or a hub id (`org/name`, downloaded through huggingface-hub).
+
+    `weights=False` downloads the config and tokenizer files only.
+    """
     shipped = shipped_folder(str(model))
     if shipped is not None:
         return shipped
@@ -38,17 +41,17 @@ def resolve(model: str | Path) -> Path:
         )
     parts = str(model).split("/")
     if len(parts) == 2 and all(parts) and not str(model).startswith((".", "/", "~")):
-        return _download(str(model))
+        return _download(str(model), weights)
     raise CheckpointError(
         f"{model} is not a folder, a preset ({', '.join(PRESETS)}) or a hub id org/name; give one of these"
     )
 
 
-def _download(repo: str) -> Path:
+def _download(repo: str, weights: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    patterns = ["*.json", "*.safetensors", "tiktoken.model", "*.jinja", "encoding_k3.py"]
+    patterns = ["*.json", "tiktoken.model", "*.jinja", "encoding_k3.py", *(["*.safetensors"] if weights else [])]
     try:
         return Path(snapshot_download(repo, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
