@@ -5,7 +5,7 @@ Shapes come from the bucket lists below, so a process compiles each of them once
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -211,10 +211,12 @@ def generate(
     """
     prompts = list(np.asarray(tokens)) if isinstance(tokens, jax.Array | np.ndarray) else list(tokens)
     rows = len(prompts)
-    filters = dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     how = sampling(
         rows,
-        **filters,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
         seed=_seeds(rows, temperature, key, seed),
         batch=bucket(rows, BATCHES, "batch of prompts"),
     )
@@ -222,6 +224,37 @@ def generate(
     state = start(cfg, params, prompts, max_new_tokens)
     state = decode(cfg, params, state, how, stops, jnp.int32(state.tokens.shape[1]))
     return collect(state, rows)
+
+
+def stream(
+    cfg: K3Config,
+    params: Params,
+    prompt: Sequence[int],
+    *,
+    max_new_tokens: int = 32,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seed: int | None = None,
+    stop_ids: Sequence[int] | None = None,
+    every: int = 4,
+) -> Iterator[tuple[list[int], str | None]]:
+    """`generate` of one prompt that hands over tokens every few steps: (new tokens, finish reason or None).
+
+    The tokens together are those of `generate`; the last pair carries the finish reason.
+    """
+    seeds = _seeds(1, temperature, None, seed)
+    how = sampling(1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seeds)
+    stops = stop_array(cfg, stop_ids)
+    state = start(cfg, params, [prompt], max_new_tokens)
+    sent, done = 0, False
+    while not done:
+        state = decode(cfg, params, state, how, stops, jnp.int32(every))
+        out = collect(state, 1)
+        done = bool(state.stopped[0]) or int(state.count[0]) >= max_new_tokens
+        yield out.tokens[0][sent:], out.finish_reasons[0] if done else None
+        sent = len(out.tokens[0])
 
 
 def _seeds(rows: int, temperature, key: jax.Array | None, seed) -> np.ndarray:

@@ -25,11 +25,15 @@ def init_params(cfg: K3Config, key: jax.Array, *, mesh: Mesh | None = None, rule
 
 
 def _init_leaf(key: jax.Array, spec: ParamSpec, place: NamedSharding | None) -> jax.Array:
-    draw = functools.partial(_draw, shape=spec.shape, dtype=jnp.dtype(spec.dtype).name, init=spec.init)
-    return draw(key) if place is None else jax.jit(draw, out_shardings=place)(key)
+    return _drawer(spec.shape, jnp.dtype(spec.dtype).name, spec.init, place)(key)
 
 
-@functools.partial(jax.jit, static_argnames=("shape", "dtype", "init"))
+@functools.lru_cache
+def _drawer(shape: tuple[int, ...], dtype: str, init: str, place: NamedSharding | None):
+    """One compiled function for all leaves of a shape, kind and sharding."""
+    return jax.jit(functools.partial(_draw, shape=shape, dtype=dtype, init=init), out_shardings=place)
+
+
 def _draw(key: jax.Array, shape: tuple[int, ...], dtype: str, init: str) -> jax.Array:
     match init:
         case "normal":

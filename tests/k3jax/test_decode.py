@@ -107,13 +107,16 @@ def test_ragged_rows_equal_each_request_alone(tiny):
     splits = np.concatenate([[0], np.cumsum([len(m) for m in more])])
     tokens = np.concatenate([*more, [0, 0]]).astype(np.int32)
     rows = ragged(jnp.asarray(splits, jnp.int32), len(tokens), 32)
-    hidden, after = step(cfg, params, jnp.asarray(tokens), rows, cache)
+    hidden, after = jax.jit(step, static_argnums=0)(cfg, params, jnp.asarray(tokens), rows, cache)
     logits = np.asarray(logits_of(params, hidden))
     assert after.length.tolist() == [6, 5, 9, 55]
     for i, (prompt, extra) in enumerate(zip(prompts, more, strict=True)):
-        alone, single = k3jax.forward(cfg, params, np.concatenate([prompt, extra]).astype(np.int32)[None])
+        n = len(prompt) + len(extra)
+        padded = np.zeros((1, 64), np.int32)
+        padded[0, :n] = np.concatenate([prompt, extra])
+        alone, single = k3jax.forward(cfg, params, padded, lengths=jnp.array([n]))
         if len(extra):
-            assert relative_l2(logits[splits[i] : splits[i + 1]], alone[0, -len(extra) :]) < 1e-5
+            assert relative_l2(logits[splits[i] : splits[i + 1]], alone[0, len(prompt) : n]) < 1e-5
         for layer in cfg.kda_layers:
             assert relative_l2(after.layers[layer].state[i], single.layers[layer].state[0]) < 1e-5
             assert relative_l2(after.layers[layer].conv[i], single.layers[layer].conv[0]) < 1e-5

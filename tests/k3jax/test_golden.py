@@ -45,13 +45,7 @@ def in_chunks(cfg, params, ids, size):
     return np.concatenate(parts), cache
 
 
-@pytest.mark.parametrize("size", [None, 1, 7, 16, 64])
-@pytest.mark.parametrize("kind", ["bf16", "mxfp4"])
-@pytest.mark.parametrize("prompt", ["prompt0", "prompt1"])
-def test_k3_logits_and_states(models, kind, prompt, size):
-    cfg, params, gold = models[kind]
-    ids = gold[f"{prompt}.input_ids"]
-    logits, cache = in_chunks(cfg, params, ids, size or len(ids))
+def check_k3(kind, cfg, gold, prompt, logits, cache):
     assert relative_l2(logits, gold[f"{prompt}.logits"]) < 5e-5
     for i in cfg.kda_layers if kind == "bf16" else ():  # the packed file stores no states
         assert relative_l2(cache.layers[i].state[0], gold[f"{prompt}.layers.{i}.kda_state"]) < 5e-5
@@ -59,11 +53,20 @@ def test_k3_logits_and_states(models, kind, prompt, size):
         assert relative_l2(conv, gold[f"{prompt}.layers.{i}.conv_state"]) < 5e-5
 
 
+@pytest.mark.parametrize("size", [1, 7, 16, 64])
 @pytest.mark.parametrize("kind", ["bf16", "mxfp4"])
 @pytest.mark.parametrize("prompt", ["prompt0", "prompt1"])
-def test_k3_intermediates(models, kind, prompt):
+def test_k3_in_chunks(models, kind, prompt, size):
     cfg, params, gold = models[kind]
-    _, _, taps = k3jax.forward_with_intermediates(cfg, params, gold[f"{prompt}.input_ids"][None])
+    check_k3(kind, cfg, gold, prompt, *in_chunks(cfg, params, gold[f"{prompt}.input_ids"], size))
+
+
+@pytest.mark.parametrize("kind", ["bf16", "mxfp4"])
+@pytest.mark.parametrize("prompt", ["prompt0", "prompt1"])
+def test_k3_one_shot_with_every_intermediate(models, kind, prompt):
+    cfg, params, gold = models[kind]
+    logits, cache, taps = k3jax.forward_with_intermediates(cfg, params, gold[f"{prompt}.input_ids"][None])
+    check_k3(kind, cfg, gold, prompt, logits[0], cache)
     stored = {k.removeprefix(f"{prompt}.") for k in gold if k.startswith(f"{prompt}.")}
     stored = {k for k in stored if k.startswith(("layers.", "final_")) and "state" not in k}
     assert stored <= set(taps) and len(stored) >= 19
@@ -92,25 +95,25 @@ def test_k3_greedy(models, kind, prompt):
         assert relative_l2(cache.layers[i].state[0], gold[f"{prompt}.layers.{i}.kda_state_after_greedy"]) < 5e-5
 
 
-@pytest.mark.parametrize("size", [None, 1, 7, 16, 64])
+@pytest.mark.parametrize("size", [1, 7, 16, 64])
 @pytest.mark.parametrize("prompt", ["p0", "p1", "p2"])
-def test_48b_logits(models, prompt, size):
+def test_48b_in_chunks(models, prompt, size):
     cfg, params, gold = models["48b"]
-    ids = gold[f"{prompt}.input_ids"][0]
-    logits, _ = in_chunks(cfg, params, ids, size or len(ids))
+    logits, _ = in_chunks(cfg, params, gold[f"{prompt}.input_ids"][0], size)
     assert relative_l2(logits, gold[f"{prompt}.logits"][0]) < 1e-5
 
 
 @pytest.mark.parametrize("prompt", ["p0", "p1", "p2"])
-def test_48b_greedy_and_hidden(models, prompt):
+def test_48b_one_shot_hidden_and_greedy(models, prompt):
     cfg, params, gold = models["48b"]
     ids = gold[f"{prompt}.input_ids"]
-    out = k3jax.generate(cfg, params, ids, max_new_tokens=16, stop_ids=())
-    assert out.tokens == gold[f"{prompt}.greedy"].tolist()
-    _, _, taps = k3jax.forward_with_intermediates(cfg, params, ids)
+    logits, _, taps = k3jax.forward_with_intermediates(cfg, params, ids)
+    assert relative_l2(logits, gold[f"{prompt}.logits"]) < 1e-5
     hidden = [taps[f"layers.{i}.prefix"] for i in range(cfg.num_hidden_layers - 1)] + [taps["final_norm"]]
     for j, value in enumerate(hidden, start=1):
         assert relative_l2(value, gold[f"{prompt}.hidden.{j}"]) < 1e-5, j
+    out = k3jax.generate(cfg, params, ids, max_new_tokens=16, stop_ids=())
+    assert out.tokens == gold[f"{prompt}.greedy"].tolist()
 
 
 def test_mxfp4_matrices_decode_exactly(models):
