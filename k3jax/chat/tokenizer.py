@@ -1,12 +1,18 @@
-"""Byte-level BPE tokenizer of a checkpoint folder: `tiktoken.model` and `tokenizer_config.json` (spec model 10.1)."""
+"""Tokenizer of a checkpoint folder: byte-level BPE and the chat encoding that its specials ask for (spec model 10)."""
 
+import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import tiktoken
 
-from k3jax.chat.tokenizer_files import SPECIALS, read_eos, read_ranks, read_specials
+from k3jax.chat.encoding import CONTROL_NAMES, Segment, render
+from k3jax.chat.messages import Message, check_messages, check_options, check_tools, image_parts
+from k3jax.chat.prose import load_prose
+from k3jax.chat.template import ChatTemplate, load_template
+from k3jax.chat.tokenizer_files import read_eos, read_ranks, read_specials
 from k3jax.checkpoint import resolve
 
 _LETTER = r"[^\r\n\p{L}\p{N}]?"
@@ -33,33 +39,29 @@ STOP_NAMES = ("[EOS]", "[EOT]", "<|end_of_msg|>", "<|im_end|>")
 
 
 class Tokenizer:
-    """Ids of a checkpoint: n ordinary ones from the rank file, then 256 specials.
+    """Tokenizer and chat encoding of a checkpoint folder; every error is a ValueError.
 
-    `special` maps every special's name to its id, `stop_ids` are the ids that end a turn, the checkpoint's own eos
-    first. All errors are ValueErrors.
+    Ids are n ordinary ones from the rank file, then 256 specials. `special` maps every special's name to its id;
+    `stop_ids` are the ids that end a turn, the checkpoint's own eos first. `xtml` tells K3's chat encoding, which the
+    special table decides, from a chat template in Jinja.
     """
 
-    def __init__(
-        self,
-        ranks: Mapping[bytes, int],
-        named_specials: Mapping[int, tuple[str, bool]],
-        eos_ids: Sequence[int] = (),
-        folder: Path | None = None,
-    ):
-        """`named_specials`: id -> (name, whether skip-special decoding drops it); the other specials get a name."""
-        self.folder = folder
-        self.vocab_size = len(ranks) + SPECIALS
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        ranks = read_ranks(self.folder)
+        specials = read_specials(self.folder, len(ranks))
+        self.vocab_size = len(ranks) + len(specials)
+        self.special: Mapping[str, int] = {name: id for id, (name, _) in specials.items()}
         self._first_special = len(ranks)
-        names = {id: f"<|reserved_token_{id}|>" for id in range(len(ranks), self.vocab_size)}
-        names.update((id, name) for id, (name, _) in named_specials.items())
-        self.special: Mapping[str, int] = {name: id for id, name in names.items()}
-        self._kept = frozenset(id for id, (_, skip) in named_specials.items() if not skip)
-        for id in eos_ids:
+        self._kept = frozenset(id for id, (_, skipped) in specials.items() if not skipped)
+        eos = read_eos(self.folder, specials)
+        for id in eos:
             self._check(id)
-        stops = (*eos_ids, *(self.special[name] for name in STOP_NAMES if name in self.special))
+        stops = (*eos, *(self.special[name] for name in STOP_NAMES if name in self.special))
         self.stop_ids = tuple(dict.fromkeys(stops))
+        self.xtml = all(name in self.special for name in CONTROL_NAMES)
         self._bpe = tiktoken.Encoding(
-            str(folder), pat_str=PATTERN, mergeable_ranks=dict(ranks), special_tokens=dict(self.special)
+            str(folder), pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=dict(self.special)
         )
 
     def encode(self, text: str) -> list[int]:
@@ -67,6 +69,82 @@ class Tokenizer:
         if not isinstance(text, str):
             raise ValueError(f"text is {type(text).__name__}, not a string; pass a str")
         return [id for piece in _cut(text) for id in self._bpe.encode_ordinary(piece)]
+
+    def encode_segments(self, segments: Iterable[Segment]) -> list[int]:
+        """Ids of each segment on its own; a control segment starts with the name of a special."""
+        ids: list[int] = []
+        for text, control in segments:
+            if not control:
+                ids += self.encode(text)
+            elif text in self.special:
+                ids.append(self.special[text])
+            else:
+                block = self._bpe.encode(text, allowed_special="all")
+                if not block or not self.is_special(block[0]):
+                    raise ValueError(
+                        f"{text!r} starts with no special token of {self.folder}; give image_sizes for images,"
+                        " and images only to a checkpoint with vision"
+                    )
+                ids += block
+        return ids
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool = True,
+        effort: str | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        *,
+        response_schema: Mapping[str, Any] | None = None,
+        image_sizes: Sequence[tuple[int, int]] | None = None,
+    ) -> list[int]:
+        """Ids of a conversation in OpenAI's format; each image has one `<|media_pad|>`, to be repeated by the caller.
+
+        Arguments as in `encoding.render`. A checkpoint with a chat template gets them as the template's variables.
+        """
+        options: dict[str, Any] = {
+            "tools": tools,
+            "thinking": thinking,
+            "tool_choice": tool_choice,
+            "response_format": response_format,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        if self.xtml:
+            segments = render(
+                messages,
+                effort=effort,
+                response_schema=response_schema,
+                image_sizes=image_sizes,
+                prose=self._prose,
+                **options,
+            )
+        else:
+            segments = self._render_template(messages, effort, options)
+        return self.encode_segments(segments)
+
+    def _render_template(
+        self, messages: Sequence[Message], effort: str | None, options: dict[str, Any]
+    ) -> list[Segment]:
+        check_messages(messages)
+        check_options(effort, options["tool_choice"], options["response_format"])
+        if options["tools"]:
+            check_tools(options["tools"])
+        if next(image_parts(messages), None) is not None:
+            raise ValueError(f"{self.folder} has a text-only chat template; leave the image parts out")
+        return self._template.render(
+            messages=messages, enable_thinking=options["thinking"], reasoning_effort=effort, **options
+        )
+
+    @functools.cached_property
+    def _prose(self) -> Mapping[str, str]:
+        return load_prose(self.folder)
+
+    @functools.cached_property
+    def _template(self) -> ChatTemplate:
+        return load_template(self.folder, self.special)
 
     def token_bytes(self, id: int) -> bytes:
         """Bytes of one token; of a special its name."""
@@ -107,6 +185,4 @@ def _cut(text: str) -> Iterator[str]:
 
 def load_tokenizer(name: str | Path) -> Tokenizer:
     """Tokenizer of a preset with a shipped folder, a local folder, or a hub id (`org/name`)."""
-    folder = resolve(name, weights=False)
-    ranks = read_ranks(folder)
-    return Tokenizer(ranks, read_specials(folder, len(ranks)), read_eos(folder), folder)
+    return Tokenizer(resolve(name, weights=False))

@@ -3,6 +3,8 @@
 import base64
 import binascii
 import json
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ def read_ranks(folder: Path) -> dict[bytes, int]:
     """`tiktoken.model`: one `base64(bytes) rank` per line, ranks 0..n-1 without gaps, all 256 single bytes present."""
     path = folder / "tiktoken.model"
     ranks: dict[bytes, int] = {}
-    for number, line in enumerate(_read(path).splitlines(), start=1):
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
         try:
             encoded, rank = line.split()
             token, value = base64.b64decode(encoded, validate=True), int(rank)
@@ -36,9 +38,9 @@ def read_ranks(folder: Path) -> dict[bytes, int]:
 
 
 def read_specials(folder: Path, ordinary: int) -> dict[int, tuple[str, bool]]:
-    """id -> (name, flagged special): `added_tokens_decoder` of `tokenizer_config.json`, ids after the ordinary."""
+    """(name, flagged special) of all 256 ids after the ordinary ones, named by `tokenizer_config.json` or reserved."""
     path = folder / "tokenizer_config.json"
-    table = _read_json(path).get("added_tokens_decoder")
+    table = read_json(path).get("added_tokens_decoder")
     if not isinstance(table, dict) or not table:
         raise ValueError(
             f"{path} has no added_tokens_decoder, which names the special tokens; use the checkpoint's own file"
@@ -53,25 +55,34 @@ def read_specials(folder: Path, ordinary: int) -> dict[int, tuple[str, bool]]:
                 f"{path} gives {name} the id {key}, but the specials beside this tiktoken.model are"
                 f" {ordinary} to {ordinary + SPECIALS - 1}; use files of one checkpoint"
             )
-        if name in (other for other, _ in specials.values()):
-            raise ValueError(f"{path} names {name} twice; use the checkpoint's own file")
         specials[int(key)] = name, entry.get("special", True) is not False
+    for id in range(ordinary, ordinary + SPECIALS):
+        specials.setdefault(id, (f"<|reserved_token_{id}|>", True))
+    name, uses = Counter(name for name, _ in specials.values()).most_common(1)[0]
+    if uses > 1:
+        raise ValueError(f"{path} gives the name {name} to {uses} ids; use the checkpoint's own file")
     return specials
 
 
-def read_eos(folder: Path) -> tuple[int, ...]:
-    """`eos_token_id` of `generation_config.json` (an id or several), () without that file or entry."""
+def read_eos(folder: Path, specials: Mapping[int, tuple[str, bool]]) -> list[int]:
+    """Ids of `eos_token_id` in `generation_config.json`, then of `eos_token` in `tokenizer_config.json`."""
     path = folder / "generation_config.json"
-    if not path.is_file():
-        return ()
-    eos = _read_json(path).get("eos_token_id")
-    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    eos = read_json(path).get("eos_token_id") if path.is_file() else None
+    ids = list(eos) if isinstance(eos, list) else [] if eos is None else [eos]
     if not all(type(id) is int for id in ids):
         raise ValueError(f"{path} has eos_token_id {eos!r}, not an integer or a list of them; correct it")
-    return tuple(ids)
+    path = folder / "tokenizer_config.json"
+    token = read_json(path).get("eos_token")
+    if token is None:
+        return ids
+    wanted = token.get("content") if isinstance(token, dict) else token
+    id = next((id for id, (name, _) in specials.items() if name == wanted), None)
+    if id is None:
+        raise ValueError(f"{path} has eos_token {wanted!r}, which added_tokens_decoder does not name; correct it")
+    return [*ids, id]
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -80,9 +91,9 @@ def _read(path: Path) -> str:
         raise ValueError(f"{path} is not a text file; download it again") from None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(_read(path))
+        data = json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON ({error}); download it again") from None
     if not isinstance(data, dict):

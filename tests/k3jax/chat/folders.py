@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from k3jax.chat.prose import OWN_PROSE
+
 # Offset from the first special id -> name (spec model 10.1).
 K3_SPECIALS = {
     0: "[BOS]",
@@ -58,7 +60,7 @@ def write_ranks(folder: Path, tokens: Iterable[bytes]) -> None:
 def write_folder(
     folder: Path, tokens: Iterable[bytes] = BYTES, specials: Mapping[int, str] = K3_SPECIALS, **config: Any
 ) -> Path:
-    """A folder with these ordinary tokens in rank order; `config` goes into tokenizer_config.json."""
+    """A folder with these ordinary tokens in rank order and its own prose; `config` goes into tokenizer_config.json."""
     tokens = list(tokens)
     folder.mkdir(parents=True, exist_ok=True)
     write_ranks(folder, tokens)
@@ -66,5 +68,6 @@ def write_folder(
         str(len(tokens) + offset): {"content": name, "special": name not in NOT_FLAGGED}
         for offset, name in specials.items()
     }
+    (folder / "chat_prose.json").write_text(json.dumps(dict(OWN_PROSE)))
     (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": table, **config}))
     return folder
