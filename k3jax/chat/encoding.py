@@ -61,7 +61,7 @@ def render(
     if kind == "json_object":
         out += _internal("response-format", prose["response_format:json_object"])
     if kind == "json_schema":
-        schema = compact_json(response_schema or _schema(response_format or {}), "the response schema")
+        schema = compact_json(_schema(response_format, response_schema), "the response schema")
         out += _internal("response-format", f"{prose['response_format:json_schema']}{schema}\n```")
     if add_generation_prompt:
         out += [*_open("message", role="assistant"), *_open("think" if thinking else "response")]
@@ -185,9 +185,10 @@ def _images(sizes: Sequence[tuple[int, int]] | None) -> Iterator[Segment]:
     return (Segment(image_block(*size), True) for size in sizes)
 
 
-def _schema(response_format: Mapping[str, Any]) -> Mapping[str, Any]:
+def _schema(response_format: Any, override: Any) -> Mapping[str, Any]:
     outer = response_format.get("json_schema")
     schema = outer.get("schema", outer.get("json_schema", outer)) if isinstance(outer, Mapping) else None
-    if not isinstance(schema, Mapping) or not schema:
+    schema = schema if override is None else override
+    if not isinstance(schema, Mapping):
         raise ValueError("response_format of type json_schema has no schema object; give it under json_schema.schema")
     return schema

@@ -70,8 +70,8 @@ def find_prose(source: Path, digests: Mapping[str, tuple[int, str]]) -> dict[str
     sizes = {size for size, _ in names}
     found = {}
     for candidate in _candidates(tree):
-        dedented = textwrap.dedent(candidate) if "\n " in candidate else candidate
-        for text in {candidate, candidate.lstrip(), candidate.strip(), dedented.strip()}:
+        plain = textwrap.dedent(candidate) if "\n " in candidate else candidate
+        for text in {candidate, plain.lstrip(), plain.strip()}:
             data = text.encode(errors="surrogatepass")
             if len(data) in sizes:
                 name = names.get((len(data), hashlib.sha256(data).hexdigest()))
@@ -86,7 +86,7 @@ def _candidates(tree: ast.Module) -> Iterator[str]:
     strings = sorted({node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)})
     short = [text for text in strings if len(text) <= 40]  # two holes at once: what an option puts into a sentence
     templates = {_template(node) for node in nodes}
-    templates |= {tuple(_FIELD.split(text)) for text in strings}
+    templates |= {tuple(piece for part in parts for piece in _FIELD.split(part)) for parts in templates}
     for parts in templates:
         for holes in range(min(len(parts), 3)):
             for fill in itertools.product(strings if holes < 2 else short, repeat=holes):

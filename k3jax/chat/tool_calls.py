@@ -53,7 +53,7 @@ def sort_results(messages: Sequence[Message]) -> Iterator[Message]:
     The results of a run whose ids all belong to the last assistant message take their names from its calls; a run with
     an id that does not resolve stays as it is.
     """
-    calls: dict[str, tuple[int, str]] = {}
+    calls: dict[str | None, tuple[int, str]] = {}
     run: list[Message] = []
     for message in messages:
         if message["role"] == "tool":
@@ -64,15 +64,22 @@ def sort_results(messages: Sequence[Message]) -> Iterator[Message]:
         if message["role"] == "assistant":
             calls = {}
             for position, call in enumerate(message.get("tool_calls") or ()):
-                if call.get("id") is not None:  # the first of equal ids wins
-                    calls.setdefault(str(call["id"]), (position, function_of(call)["name"]))
+                calls.setdefault(_call_id(call), (position, function_of(call)["name"]))  # the first of equal ids wins
+            calls.pop(None, None)
         yield message
     yield from _sorted_run(run, calls)
 
 
-def _sorted_run(run: list[Message], calls: Mapping[str, tuple[int, str]]) -> list[Message]:
-    found = [calls.get(str(message.get("tool_call_id", message.get("id")))) for message in run]
+def _sorted_run(run: list[Message], calls: Mapping[str | None, tuple[int, str]]) -> list[Message]:
+    found = [calls.get(_call_id(message)) for message in run]
     resolved = [(call[0], {**message, "tool": call[1]}) for call, message in zip(found, run, strict=True) if call]
     if len(resolved) < len(run):
         return run
     return [message for _, message in sorted(resolved, key=lambda item: item[0])]
+
+
+def _call_id(item: Mapping[str, Any]) -> str | None:
+    """The id that a call has and its result repeats; ids are compared as strings."""
+    id = item.get("tool_call_id")
+    id = item.get("id") if id is None else id
+    return None if id is None else str(id)
