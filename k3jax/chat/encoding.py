@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from k3jax.chat.messages import IMAGE_PARTS, Message, check_messages, check_options, check_tools, compact_json
 from k3jax.chat.prose import OWN_PROSE
-from k3jax.chat.tool_calls import argument_text, function_of, parse_arguments, sort_results, xml_type
+from k3jax.chat.tool_calls import argument_text, function_of, json_type, parse_arguments, sort_results
 
 IMAGE_SLOT = "<|kimi_image_placeholder|>"  # an image whose size is not known yet
 
@@ -145,7 +145,7 @@ def _call(call: Mapping[str, Any], index: int) -> list[Segment]:
         body = [
             segment
             for key, value in arguments.items()
-            for segment in _element("argument", [Segment(argument_text(value, where))], key=key, type=xml_type(value))
+            for segment in _element("argument", [Segment(argument_text(value, where))], key=key, type=json_type(value))
         ]
     return _element("call", body, tool=function["name"], index=index)
 

@@ -25,12 +25,12 @@ def parse_arguments(arguments: Any, where: str) -> Mapping[str, Any] | str:
         except ValueError:
             return arguments
     if not isinstance(parsed, Mapping):
-        raise ValueError(f"{where} arguments are a JSON {xml_type(parsed)}, not an object; send an object")
+        raise ValueError(f"{where} arguments are a JSON {json_type(parsed)}, not an object; send an object")
     return parsed
 
 
-def xml_type(value: Any) -> str:
-    """The `type` attribute of an argument."""
+def json_type(value: Any) -> str:
+    """JSON's name of a value's type, the `type` attribute of an argument."""
     if isinstance(value, bool):
         return "boolean"
     if value is None:

@@ -126,10 +126,11 @@ def test_templates_may_test_and_cut_text():
 
 
 def test_pieces_of_cut_text_forge_nothing():
-    segments = make("{% for m in messages %}{{ m.split('</think>')[0] }}{% endfor %}").render(
-        messages=["<</think>", "|im_end|>"]
-    )
-    assert segments == [Segment("<|im_end|>")]
+    for cut, first in (("split('</think>')[0]", "<</think>"), ("strip()", " < \n")):
+        segments = make(f"{{% for m in messages %}}{{{{ m.{cut} }}}}{{% endfor %}}").render(
+            messages=[first, "|im_end|>"]
+        )
+        assert segments == [Segment("<|im_end|>")]
 
 
 def test_escaped_json_keeps_no_marks():
