@@ -135,32 +135,46 @@ def _shape_fits(entry: Entry, shape: tuple[int, ...]) -> bool:
 def _load_leaf(entry: Entry, files: TensorFolder, found: dict[str, str], place: Any) -> jax.Array:
     stored = {files.tensors[found[name]].dtype for name in entry.names}
     dtype = np.dtype(np.float32) if "F32" in stored or entry.spec.dtype == jnp.float32 else DTYPES[stored.pop()]
-
-    whole = tuple(slice(0, n) for n in entry.spec.shape)
-
-    def shard(index: tuple[slice, ...] | None) -> np.ndarray:
-        return read_slice(entry, index or whole, files, found).astype(dtype, copy=False)
-
-    leaf = (
-        jax.device_put(shard(whole)) if place is None else jax.make_array_from_callback(entry.spec.shape, place, shard)
-    )
+    shape = entry.spec.shape
+    if place is None:
+        leaf = _load_shard(entry, tuple(slice(0, n) for n in shape), None, dtype, files, found)
+    else:
+        shards: dict[tuple[slice, ...], jax.Array] = {}  # read once, copied to the devices that repeat it
+        arrays = []
+        for device, index in place.addressable_devices_indices_map(shape).items():
+            if index not in shards:
+                shards[index] = _load_shard(entry, index, device, dtype, files, found)
+            arrays.append(jax.device_put(shards[index], device))
+        leaf = jax.make_array_from_single_device_arrays(shape, place, arrays)
     leaf.block_until_ready()
     files.close()
     return leaf
 
 
-def read_slice(entry: Entry, index: tuple[slice, ...], files: TensorFolder, found: dict[str, str]) -> np.ndarray:
-    """The part of a parameter that `index` (slices of its memory shape) names, read from disk."""
+def _load_shard(
+    entry: Entry, index: tuple[slice, ...], device: Any, dtype: np.dtype, files: TensorFolder, found: dict[str, str]
+) -> jax.Array:
+    """The part of a parameter that `index` (slices of its memory shape) names, on its device.
+
+    The experts of a stack go there one by one, so that the host holds one stored tensor at a time.
+    """
     if not entry.stacked:
-        return _read_one(entry, entry.names[0], entry.spec.shape, index, files, found)
+        part = _read_one(entry, entry.names[0], entry.spec.shape, index, files, found)
+        return jax.device_put(part.astype(dtype, copy=False), device)
     names = entry.names[index[0]]
-    parts = (_read_one(entry, name, entry.spec.shape[1:], index[1:], files, found) for name in names)
-    first = next(parts)
-    out = np.empty((len(names), *first.shape), first.dtype)
-    out[0] = first
-    for i, part in enumerate(parts, start=1):
-        out[i] = part
-    return out
+    stack = None
+    for i, name in enumerate(names):
+        part = _read_one(entry, name, entry.spec.shape[1:], index[1:], files, found).astype(dtype, copy=False)
+        if stack is None:
+            stack = jnp.zeros((len(names), *part.shape), dtype, device=device)
+        stack = _put(stack, jax.device_put(part, device), i).block_until_ready()
+    assert stack is not None  # a stack has at least one expert
+    return stack
+
+
+@functools.partial(jax.jit, donate_argnames=("stack",))
+def _put(stack: jax.Array, part: jax.Array, i: int) -> jax.Array:
+    return stack.at[i].set(part)
 
 
 def _read_one(
@@ -173,7 +187,9 @@ def _read_one(
 ) -> np.ndarray:
     actual = found[name]
     if entry.layout == "transpose":
-        return np.ascontiguousarray(files.read(actual, index[::-1]).T)
+        array = files.read(actual, index[::-1])
+        bits = array.view(f"u{array.itemsize}")  # numpy copies its own dtypes faster than bfloat16
+        return np.ascontiguousarray(bits.T).view(array.dtype)
     if entry.layout == "a_log":
         return files.read(actual).reshape(-1)[: shape[0]][index]
     if files.tensors[actual].shape == shape:
