@@ -16,6 +16,7 @@ CARRIED = (
     "generation_config.json",
     "chat_template.jinja",
     "encoding_k3.py",
+    "chat_prose.json",
     "preprocessor_config.json",
 )
 
