@@ -88,7 +88,8 @@ def test_text_is_sent_at_once_and_only_what_may_be_a_name_waits():
     assert parser.feed("nk<|sep|><|open|>response<|sep|>the e") == [Content("the ")]
     assert parser.feed("n") == []
     assert parser.feed("try") == [Content("entry")]
-    assert parser.feed("<|open|>", control=False) == [Content("<|open|>")]
+    assert parser.feed("<|") == []
+    assert parser.feed("open|>", control=False) == [Content("<|open|>")]
     assert parser.feed(" and<|", control=None) == [Content(" and")]
     assert parser.feed("<|close|>", control=True) == [Content("<|")]
     assert parser.feed("message") == parser.feed("<|sep|>", control=True) == []
@@ -123,6 +124,16 @@ def test_the_stop_string_ends_the_turn():
     assert parser.finish("length") == [Finish("stop", "three")]
 
 
+def test_a_tool_call_divides_the_content_for_stop_strings():
+    text = expand("one th{/response}{tools}{F}{/F}{/tools}{response}ree")
+    assert run([text], False, "three") == [
+        *(Content("one "), Content("th")),
+        *(CallStart(0, "f"), CallArguments(0, "{}")),
+        *(Content("ree"), Finish("tool_calls", None)),
+    ]
+    assert join(run(expand("one th{/response}{response}ree"), False, "three")).content == "one "
+
+
 # What models get wrong, written short: `{tag}` opens, `{/tag}` closes; F is a call of f, X its string argument x.
 
 SHORT = {"F": 'call tool="f" index="1"', "X": 'argument key="x" type="string"'}
@@ -148,6 +159,7 @@ BROKEN = {  # output, reasoning, content, calls
     "text after the turn": ("r{/message}x{response}y", "r", ""),
     "unknown tags": ("r{plan}s{/plan}{/think}{response}a{b x=1}c{/b}{/response}{note}d", "rs", "ac"),
     "tags closed that are not open": ("r{/tools}{/call}{/argument}{/json}s{/think}{/think}a", "rs", "a"),
+    "think closed again": ("{/think}{response}a{/response}{/think}b{tools}{F}{X}1{/think}{/X}{/F}", "", "a", ONE),
     "stray sep": ("r<|sep|>s", "rs", ""),
     "tag in a tag": ("r<|close|>th<|open|>response<|sep|>a", "r", "a"),
     "empty tag": ("r<|open|><|sep|>s", "rs", ""),
