@@ -16,7 +16,8 @@ class Parser:
     """One turn of output, in pieces; how it is cut changes nothing, and no input is an error.
 
     With `thinking` the output starts inside the think channel, else inside the response. Stop strings are matched in
-    the content, which ends before the first; a tool call divides it. `ended` tells that the turn is over: more input is ignored.
+    the content, which ends before the first; a tool call divides it. Once the turn is over, `ended` is True and more
+    input is ignored.
 
     A call is sent once it is complete, so that one cut by the token limit is never sent. With `stream_calls` its
     arguments are sent while they are generated; a call that is cut then stays half sent.
