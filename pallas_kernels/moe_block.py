@@ -9,6 +9,7 @@ from pallas_kernels.mxfp4 import Mxfp4
 
 MIN_ROWS = 8
 MAX_ROWS = 128
+GATHERED_BYTES = 2**26  # of unpacked expert weights that blocks running at once may read
 
 
 def experts_blocked(
@@ -32,7 +33,7 @@ def experts_blocked(
         matrices = [_matrix(w, expert, x.dtype) for w in (w1, w3, w2)]
         return _mlp(x.at[pair // top_k].get(mode="fill", fill_value=0), *matrices, glu)
 
-    out = jax.lax.map(jax.checkpoint(block), (expert, pair))  # [blocks, rows, Dout]
+    out = jax.lax.map(jax.checkpoint(block), (expert, pair), batch_size=_at_once(w1, w3, w2))  # [blocks, rows, Dout]
     out = out.reshape(-1, out.shape[-1])
     # Where each pair's row landed; pairs without an expert here read zeros.
     place = (
@@ -43,6 +44,13 @@ def experts_blocked(
     picked = out.at[place.reshape(N, top_k)].get(mode="fill", fill_value=0)  # [N, top_k, Dout]
     dtype = accumulator(x, weights)
     return sum(weights[:, j, None].astype(dtype) * picked[:, j].astype(dtype) for j in range(top_k))
+
+
+def _at_once(*weights: jax.Array | Mxfp4) -> int | None:
+    """Blocks to run at once: small unpacked experts many, which training on a GPU needs; packed ones one by one."""
+    if any(isinstance(w, Mxfp4) for w in weights):
+        return None
+    return max(1, GATHERED_BYTES // sum(w.size * w.dtype.itemsize // w.shape[0] for w in weights))
 
 
 def plan_blocks(ids: jax.Array, experts: int, rows: int) -> tuple[jax.Array, jax.Array]:
