@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from k3jax.chat.deltas import Delta
 from k3jax.chat.detokenizer import Detokenizer
+from k3jax.chat.encoding import END
 from k3jax.chat.parser import Parser
 from k3jax.chat.tokenizer import Tokenizer
 
@@ -38,5 +39,8 @@ class OutputReader:
         return out
 
     def finish(self, reason: str = "stop") -> list[Delta]:
-        """What was held back, then `Finish`; `reason` tells why generation ended."""
-        return [*self._parser.feed(self._detokenizer.finish(), control=False), *self._parser.finish(reason)]
+        """What was held back, then `Finish`; `reason` tells why generation ended, "stop" that a stop id was drawn."""
+        out = self._parser.feed(self._detokenizer.finish(), control=False)
+        if reason == "stop":  # every stop id ends the turn, and with it what is still open
+            out += self._parser.feed(END.text, control=True)
+        return out + self._parser.finish(reason)

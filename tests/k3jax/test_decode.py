@@ -226,15 +226,15 @@ def test_buckets():
 @pytest.mark.slow
 def test_no_compilation_after_warmup(tiny, caplog):
     cfg, params = tiny
-    k3jax.warmup(cfg, params, batch=4, max_len=512)
+    k3jax.warmup(cfg, params, batch=4, max_len=256)
     rng = np.random.default_rng(2)
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(
         lambda name, *_, **__: compiled.append(name) if name.endswith("backend_compile_duration") else None
     )
     for _ in range(200):
-        prompts = [rng.integers(0, 512, rng.integers(1, 400)).tolist() for _ in range(rng.integers(1, 5))]
-        new = [int(rng.integers(1, min(513 - len(p), 20))) for p in prompts]
+        prompts = [rng.integers(0, 512, rng.integers(1, 250)).tolist() for _ in range(rng.integers(1, 5))]
+        new = [int(rng.integers(1, min(257 - len(p), 20))) for p in prompts]
         how = dict(temperature=float(rng.choice([0.0, 0.7])), top_k=int(rng.integers(0, 9)), top_p=0.9)
         out = k3jax.generate(cfg, params, prompts, max_new_tokens=new, seed=int(rng.integers(99)), **how)
         assert len(out.tokens) == len(prompts)
