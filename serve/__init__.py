@@ -1,0 +1,1 @@
+"""The inference server: host-side memory and scheduling, one engine, an OpenAI-compatible HTTP layer."""
