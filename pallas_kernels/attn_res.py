@@ -1,5 +1,6 @@
-"""Attention residual: a learned softmax over earlier blocks of the residual stream (K3 report eq. 8-9, spec model 4.1)."""
+"""Attention residual: a learned softmax over earlier blocks of the residual (K3 report eq. 8-9, spec model 4.1)."""
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -33,7 +34,7 @@ def attn_res_mix(
         for r in wide
     ]
     p = jax.nn.softmax(jnp.stack(scores), axis=0)  # [n, ...]
-    mix = sum(p[j][..., None] * r for j, r in enumerate(wide))
+    mix = functools.reduce(jnp.add, [p[j][..., None] * r for j, r in enumerate(wide)])
     return mix.astype(rows[0].dtype)
 
 

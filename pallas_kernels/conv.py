@@ -1,5 +1,7 @@
 """Depthwise causal short convolution with a carried window (spec model 2.2)."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -34,7 +36,8 @@ def short_conv(
         valid = jnp.arange(T) < n_valid[:, None]
         x = jnp.where(valid.reshape(*valid.shape, *[1] * (x.ndim - 2)), x, 0)
     window = jnp.concatenate([state.astype(dtype), x.astype(dtype)], axis=1)  # [B, W-1+T, *C]
-    y = sum(window[:, j : j + T] * weight[..., j].astype(dtype) for j in range(W))
+    taps = (window[:, j : j + T] * weight[..., j].astype(dtype) for j in range(W))
+    y = functools.reduce(jnp.add, taps)
     if activation == "silu":
         y = jax.nn.silu(y)
     if n_valid is None:

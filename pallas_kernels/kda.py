@@ -49,11 +49,12 @@ def kda(
     the bound that g keeps, None if it keeps none. Computes in float32 (float64 if an input is).
 
     cu_seqlens [N+1] int32 packs N sequences into B = 1: sequence n owns rows cu_seqlens[n]:cu_seqlens[n+1] and
-    states are [N, H, K, V]. Rows from cu_seqlens[-1] on may hold anything, NaN included: their output and gradient are 0.
+    states are [N, H, K, V]. Rows from cu_seqlens[-1] on may hold anything, NaN included: their output and gradient
+    are 0.
 
     Returns o [B, T, H, V] in v's dtype and the final state. return_states adds the states after every full chunk,
-    a sequence whose length is a multiple of chunk_size ending with its final state: [B, T // chunk_size, H, K, V], or packed
-    [T // chunk_size, H, K, V] with the sequences' states one after the other (length // chunk_size each), then zeros.
+    a sequence whose length is a multiple of chunk_size ending with its final state: [B, T // chunk_size, H, K, V], or
+    packed [T // chunk_size, H, K, V], each sequence's length // chunk_size states after the previous one's, then zeros.
     """
     B, T, H, K = q.shape
     V = v.shape[-1]
@@ -74,7 +75,8 @@ def kda(
         initial_state = jnp.zeros((sequences, H, K, V), dtype)
     if initial_state.shape != (sequences, H, K, V):
         raise ValueError(
-            f"kda: initial_state {initial_state.shape} does not fit; pass [{sequences}, {H}, {K}, {V}] (sequences, H, K, V)"
+            f"kda: initial_state {initial_state.shape} does not fit;"
+            f" pass [{sequences}, {H}, {K}, {V}] (sequences, H, K, V)"
         )
     impl = choose("kda", impl, ("xla", "ref"))
     out_dtype = v.dtype
@@ -87,7 +89,7 @@ def kda(
         o, final, every = kda_recurrent(*inputs)
         states = every[:, chunk_size - 1 :: chunk_size] if return_states else None
     elif T == 1:
-        o, final = kda_step(*(a[:, 0] for a in inputs[:5]), initial_state)
+        o, final = kda_step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], beta[:, 0], initial_state)
         o, states = o[:, None], jnp.zeros((B, 0, H, K, V), dtype)
     else:
         o, final, states = _dense(*inputs, lower_bound, chunk_size)
@@ -97,6 +99,8 @@ def kda(
 
 def _dense(q, k, v, g, beta, initial_state, lower_bound, C):
     B, T, H, K = q.shape
+    full = T // C
+    C = min(C, cdiv(T, TILE) * TILE)
     N = cdiv(T, C)
 
     def chunks(a):  # [B, T, H, ...] -> [N, B, H, C, ...]; padding neither decays nor writes
@@ -108,7 +112,7 @@ def _dense(q, k, v, g, beta, initial_state, lower_bound, C):
         chunks(q * K**-0.5), chunks(k), chunks(v), chunks(g), chunks(beta), initial_state, lower_bound
     )
     o = jnp.moveaxis(o, (0, 2), (1, 3)).reshape(B, N * C, H, -1)[:, :T]
-    return o, states[-1], jnp.moveaxis(states, 0, 1)[:, : T // C]
+    return o, states[-1], jnp.moveaxis(states, 0, 1)[:, :full]
 
 
 def _packed(q, k, v, g, beta, initial_state, cu, lower_bound, C, return_states):
@@ -120,7 +124,7 @@ def _packed(q, k, v, g, beta, initial_state, cu, lower_bound, C, return_states):
     begins = ends - -(-length // C)
 
     chunk = jnp.arange(N)
-    sequence = jnp.minimum(jnp.searchsorted(ends, chunk, side="right"), S - 1).astype(jnp.int32)
+    sequence = _owner(ends, chunk)
     offset = ((chunk - begins[sequence]) * C)[:, None] + jnp.arange(C)  # [N, C] position in its sequence
     source = jnp.where(offset < length[sequence][:, None], cu[sequence][:, None] + offset, T)
 
@@ -134,7 +138,7 @@ def _packed(q, k, v, g, beta, initial_state, cu, lower_bound, C, return_states):
         chunks(q * scale), chunks(k), chunks(v), chunks(g), chunks(beta), initial_state, lower_bound, (first, sequence)
     )
     row = jnp.arange(T)
-    owner = jnp.minimum(jnp.searchsorted(cu[1:], row, side="right"), S - 1)
+    owner = _owner(cu[1:], row)
     place = begins[owner] * C + row - cu[owner]
     o = jnp.moveaxis(o[:, 0], 1, 2).reshape(N * C, *v.shape[2:])
     o = o.at[jnp.where(row < cu[-1], place, N * C)].get(mode="fill", fill_value=0)[None]
@@ -145,9 +149,15 @@ def _packed(q, k, v, g, beta, initial_state, cu, lower_bound, C, return_states):
         return o, final, None
     full = length // C
     slot = jnp.arange(T // C)
-    owner = jnp.minimum(jnp.searchsorted(jnp.cumsum(full), slot, side="right"), S - 1)
+    owner = _owner(jnp.cumsum(full), slot)
     which = begins[owner] + slot - (jnp.cumsum(full) - full)[owner]
     return o, final, states.at[jnp.where(slot < jnp.sum(full), which, N)].get(mode="fill", fill_value=0)
+
+
+def _owner(ends: jax.Array, index: jax.Array) -> jax.Array:
+    """The sequence that holds each index, given where each sequence ends; the last one beyond the end."""
+    found = jnp.searchsorted(ends, index, side="right", method="compare_all")
+    return jnp.minimum(found, ends.shape[0] - 1).astype(jnp.int32)
 
 
 def _packed_ref(q, k, v, g, beta, initial_state, cu, lower_bound, C, return_states):

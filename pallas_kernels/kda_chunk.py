@@ -60,14 +60,35 @@ def _advance(state, w, u, q_decayed, scores, k_rest, decay):
 def _state_free(q, k, v, g, beta, lower_bound):
     """Everything that does not need the state: w, u, decayed q, scores [.., C, C], remaining k, total decay."""
     C, K = q.shape[-2:]
+    n = C // TILE
     g = jnp.maximum(g, LOWEST_DECAY)
-    before = jnp.exp(_range_sum(g, np.tri(C)))  # decay over i <= r
-    after = jnp.exp(_range_sum(g, 1 - np.tri(C)))  # decay over i > r
-    key_key, scores = _decayed_products(jnp.stack([k, q]), k, g, lower_bound)
+    left, k_tile, g_tile = (_tiles(a) for a in (jnp.stack([k, q]), k, g))
+    tri = np.tri(TILE)
+    sums = _range_sum(g_tile, np.concatenate([tri, 1 - tri]))
+    upto, rest = jnp.exp(sums[..., :TILE, :]), jnp.exp(sums[..., TILE:, :])  # from the tile's start, to its end
+    span = _spans(sums[..., TILE - 1, :])
+
+    # The decay from column c to a row r of a later tile splits at the ends of the tiles between them.
+    past = (k_tile * rest)[..., None, :, :, :] * span[..., :n, 1:, None, :]  # [.., n, n, TILE, K], columns c of each r
+    past = past.reshape(*past.shape[:-3], C, K)
+    earlier = jnp.einsum("...rk,...ck->...rc", left * upto, past, precision=HIGHEST)
+    earlier = earlier.reshape(*earlier.shape[:-1], n, TILE)  # [2, .., n, TILE, n, TILE]
+    diagonal = _diagonal(left, k_tile, g_tile, lower_bound)[..., None, :]
+    row, column = np.arange(n)[:, None, None, None], np.arange(n)[:, None]
+    products = jnp.where(column < row, earlier, jnp.where(column == row, diagonal, 0))
+    key_key, scores = products.reshape(2, *g.shape[:-2], C, C)
+
+    before = (upto * span[..., :n, 0, None, :]).reshape(k.shape)  # decay over i <= r
+    after = (rest * span[..., n, 1:, None, :]).reshape(k.shape)  # decay over i > r
     system = beta[..., None] * jnp.tril(key_key, -1)
     right = beta[..., None] * jnp.concatenate([k * before, v], axis=-1)
     solved = jax.lax.linalg.triangular_solve(system, right, left_side=True, lower=True, unit_diagonal=True)
-    return solved[..., :K], solved[..., K:], q * before, scores, k * after, before[..., -1, :]
+    return solved[..., :K], solved[..., K:], q * before, scores, k * after, span[..., n, 0, :]
+
+
+def _tiles(a: jax.Array) -> jax.Array:
+    """[.., C, K] -> [.., n, TILE, K]."""
+    return a.reshape(*a.shape[:-2], -1, TILE, a.shape[-1])
 
 
 def _range_sum(g: jax.Array, mask: np.ndarray) -> jax.Array:
@@ -75,26 +96,17 @@ def _range_sum(g: jax.Array, mask: np.ndarray) -> jax.Array:
     return jnp.einsum("rc,...ck->...rk", jnp.asarray(mask, g.dtype), g, precision=HIGHEST)
 
 
-def _decayed_products(left, k, g, lower_bound):
-    """left [2, .., C, K], k, g [.., C, K] -> [2, .., C, C]: sum_k left_r k_c exp(sum of g over c < i <= r) for r >= c."""
-    C = k.shape[-2]
-    strips = []
-    for start in range(0, C, TILE):
-        tile = slice(start, start + TILE)
-        strip = [_diagonal(left[..., tile, :], k[..., tile, :], g[..., tile, :], lower_bound)]
-        if start:
-            # The decay from column c to row r splits at the tile's first row: c < i <= start, start < i <= r.
-            past = k[..., :start, :] * jnp.exp(_range_sum(g[..., : start + 1, :], 1 - np.tri(start, start + 1)))
-            in_tile = np.tri(TILE) * (np.arange(TILE) > 0)
-            here = left[..., tile, :] * jnp.exp(_range_sum(g[..., tile, :], in_tile))
-            strip.insert(0, jnp.einsum("...rk,...ck->...rc", here, past, precision=HIGHEST))
-        strip.append(jnp.zeros((*left.shape[:-2], TILE, C - start - TILE), k.dtype))
-        strips.append(jnp.concatenate(strip, axis=-1))
-    return jnp.concatenate(strips, axis=-2)
+def _spans(total: jax.Array) -> jax.Array:
+    """total [.., n, K], log-decay of each tile -> [.., n+1, n+1, K]: at [end, start] the decay of tiles start:end."""
+    n, K = total.shape[-2:]
+    end, start, tile = np.arange(n + 1)[:, None, None], np.arange(n + 1)[:, None], np.arange(n)
+    mask = (start <= tile) & (tile < end)
+    return jnp.exp(_range_sum(total, mask.reshape(-1, n))).reshape(*total.shape[:-2], n + 1, n + 1, K)
 
 
 def _diagonal(left, k, g, lower_bound):
-    """One tile of `_decayed_products`: left [2, .., TILE, K] -> [2, .., TILE, TILE], zero above the diagonal."""
+    """Products within a tile, left [2, .., TILE, K], k, g [.., TILE, K] -> [2, .., TILE, TILE]:
+    sum_k left_r k_c exp(sum of g over c < i <= r) for r >= c, else 0."""
     lower = np.tri(TILE, dtype=bool)
     row = np.arange(TILE)
     if lower_bound is not None and lower_bound >= FACTORED_BOUND:

@@ -32,7 +32,8 @@ def kda_recurrent(
     """
 
     def token(state, row):
-        o, state = kda_step(*row, state)
+        q, k, v, g, beta = row
+        o, state = kda_step(q, k, v, g, beta, state)
         return state, (o, state)
 
     rows = tuple(jnp.moveaxis(a, 1, 0) for a in (q, k, v, g, beta))  # time first
@@ -61,8 +62,8 @@ def kda_recurrent_packed(
     q, k, v, g, beta = (jnp.where(owned.reshape(-1, *[1] * (a.ndim - 1)), a, 0) for a in (q, k, v, g, beta))
 
     def token(pool, row):
-        *inputs, owner = row
-        o, state = kda_step(*inputs, pool.at[owner].get(mode="fill", fill_value=0))
+        q, k, v, g, beta, owner = row
+        o, state = kda_step(q, k, v, g, beta, pool.at[owner].get(mode="fill", fill_value=0))
         return pool.at[owner].set(state, mode="drop"), (o, state)
 
     final, (o, states) = jax.lax.scan(token, initial_state.astype(dtype), (q, k, v, g, beta, sequence))

@@ -48,7 +48,8 @@ def mla_absorbed(
     latent: int,
     impl: str = "auto",
 ) -> tuple[jax.Array, jax.Array]:
-    """Attention in latent space: q [B, T, H, L+R], cache [B, S, L+R] shared by all heads, its first `latent` columns the value.
+    """Attention in latent space: q [B, T, H, L+R], cache [B, S, L+R] shared by all heads, the value its first `latent`
+    columns.
 
     Visibility as in `mla_expanded`. Returns ctx [B, T, H, L] and the natural-log sum of the exponentiated scores lse
     [B, T, H], both float32; a query that sees no key gets ctx 0 and lse -inf, which `merge_lse` then ignores.
@@ -86,7 +87,8 @@ def merge_lse(outs: jax.Array, lses: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _check_span(op: str, q: jax.Array, q_start: jax.Array, kv_len: jax.Array) -> None:
     if q_start.shape != q.shape[:1] or kv_len.shape != q.shape[:1]:
         raise ValueError(
-            f"{op}: q_start {q_start.shape} and kv_len {kv_len.shape} must be [{q.shape[0]}], one per sequence; pass arrays"
+            f"{op}: q_start {q_start.shape} and kv_len {kv_len.shape} must be [{q.shape[0]}], one per sequence;"
+            " pass arrays"
         )
 
 

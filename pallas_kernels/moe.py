@@ -34,8 +34,9 @@ def experts(
     E, D, F = _dims(w1)
     if _dims(w3) != (E, D, F) or _dims(w2)[:2] != (E, F) or x.shape[-1] != D or ids.shape != weights.shape:
         raise ValueError(
-            f"experts: x {x.shape}, ids {ids.shape}, weights {weights.shape}, w1 {_dims(w1)}, w3 {_dims(w3)}, w2 {_dims(w2)}"
-            " (experts, in, out) do not fit; pass x [N, D], ids and weights [N, top_k], w1 and w3 [E, D, F], w2 [E, F, Dout]"
+            f"experts: x {x.shape}, ids {ids.shape}, weights {weights.shape}, w1 {_dims(w1)}, w3 {_dims(w3)},"
+            f" w2 {_dims(w2)} (experts, in, out) do not fit;"
+            " pass x [N, D], ids and weights [N, top_k], w1 and w3 [E, D, F], w2 [E, F, Dout]"
         )
     if choose("experts", impl, ("xla", "ref")) == "ref":
         return experts_ref(x, ids, weights, w1, w3, w2, glu=glu, first_expert=first_expert)

@@ -30,8 +30,8 @@ def experts_blocked(
 
     def block(xs):
         expert, pair = xs
-        matrices = [_matrix(w, expert, x.dtype) for w in (w1, w3, w2)]
-        return _mlp(x.at[pair // top_k].get(mode="fill", fill_value=0), *matrices, glu)
+        gate, up, down = (_matrix(w, expert, x.dtype) for w in (w1, w3, w2))
+        return _mlp(x.at[pair // top_k].get(mode="fill", fill_value=0), gate, up, down, glu)
 
     out = jax.lax.map(jax.checkpoint(block), (expert, pair), batch_size=_at_once(w1, w3, w2))  # [blocks, rows, Dout]
     out = out.reshape(-1, out.shape[-1])
@@ -48,9 +48,12 @@ def experts_blocked(
 
 def _at_once(*weights: jax.Array | Mxfp4) -> int | None:
     """Blocks to run at once: small unpacked experts many, which training on a GPU needs; packed ones one by one."""
-    if any(isinstance(w, Mxfp4) for w in weights):
-        return None
-    return max(1, GATHERED_BYTES // sum(w.size * w.dtype.itemsize // w.shape[0] for w in weights))
+    per_expert = 0
+    for w in weights:
+        if isinstance(w, Mxfp4):
+            return None
+        per_expert += w.size * w.dtype.itemsize // w.shape[0]
+    return max(1, GATHERED_BYTES // per_expert)
 
 
 def plan_blocks(ids: jax.Array, experts: int, rows: int) -> tuple[jax.Array, jax.Array]:
@@ -66,7 +69,7 @@ def plan_blocks(ids: jax.Array, experts: int, rows: int) -> tuple[jax.Array, jax
     block_count = -(-count // rows)
     block_end = jnp.cumsum(block_count)
     block = jnp.arange(blocks)
-    expert = jnp.minimum(jnp.searchsorted(block_end, block, side="right"), experts - 1)
+    expert = jnp.minimum(jnp.searchsorted(block_end, block, side="right", method="compare_all"), experts - 1)
     offset = (block - (block_end - block_count)[expert])[:, None] * rows + jnp.arange(rows)
     source = jnp.where(offset < count[expert][:, None], pair_start[expert][:, None] + offset, P)
     return expert.astype(jnp.int32), order.at[source].get(mode="fill", fill_value=P)

@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 BLOCK = 32  # input columns per scale
 BIAS = 127  # scale byte b means 2 ** (b - 127)
@@ -28,7 +29,7 @@ class Mxfp4:
         """Logical shape [..., out, in]."""
         return (*self.packed.shape[:-1], self.packed.shape[-1] * 2)
 
-    def dequantize(self, dtype: jnp.dtype = jnp.float32) -> jax.Array:
+    def dequantize(self, dtype: DTypeLike = jnp.float32) -> jax.Array:
         """The values [..., out, in]; exact in float32 and bfloat16, subnormals included."""
         if self.packed.shape[-1] * 2 != self.scale.shape[-1] * BLOCK:
             raise ValueError(
@@ -76,7 +77,8 @@ def quantize(w: jax.Array | np.ndarray) -> Mxfp4:
     w = jnp.asarray(w, jnp.float32)
     if w.shape[-1] % BLOCK:
         raise ValueError(
-            f"quantize: {w.shape[-1]} input columns are not a multiple of {BLOCK}; pad the weight or keep it in bfloat16"
+            f"quantize: {w.shape[-1]} input columns are not a multiple of {BLOCK};"
+            " pad the weight or keep it in bfloat16"
         )
     blocks = w.reshape(*w.shape[:-1], -1, BLOCK)
     peak = jnp.max(jnp.abs(blocks), axis=-1)
@@ -93,8 +95,8 @@ def _encode(blocks: jax.Array, scale: jax.Array) -> jax.Array:
     """Nearest code of blocks [..., 32] under scale [...] (int32 byte), ties to the even code, as uint32."""
     factor = jax.lax.bitcast_convert_type((254 - scale).astype(jnp.uint32) << 23, jnp.float32)  # 2**(127 - scale)
     x = jnp.abs(blocks) * factor[..., None]
-    code = sum((x > m).astype(jnp.uint32) for m in (0.25, 1.25, 2.5, 5.0))
-    code = code + sum((x >= m).astype(jnp.uint32) for m in (0.75, 1.75, 3.5))
+    below = [x > m for m in (0.25, 1.25, 2.5, 5.0)] + [x >= m for m in (0.75, 1.75, 3.5)]
+    code = sum((b.astype(jnp.uint32) for b in below), start=jnp.uint32(0))
     return code | (jnp.signbit(blocks).astype(jnp.uint32) << 3)
 
 
@@ -127,7 +129,8 @@ def cut(w: Mxfp4, axis: str, index: int, parts: int) -> Mxfp4:
     unit = BLOCK if axis == "in" else 1
     if size % (parts * unit):
         raise ValueError(
-            f"cut: {size} {axis} columns in {parts} parts are not multiples of {unit}; use at most {size // unit} parts that divide them"
+            f"cut: {size} {axis} columns in {parts} parts are not multiples of {unit};"
+            f" use at most {size // unit} parts that divide them"
         )
 
     def take(a):
