@@ -62,9 +62,10 @@ class SftConfig:
 
 
 def _check(field: dataclasses.Field, value: Any) -> None:
-    kind = type(field.default)
-    values = value if kind is tuple else (value,)
-    kind = type(field.default[0]) if kind is tuple else kind
+    default: Any = field.default
+    several = isinstance(default, tuple)
+    values = value if several else (value,)
+    kind = type(default[0] if several else default)
     accepts = (int, float) if kind is float else kind
     low, high = field.metadata["least"], field.metadata["most"]
     if not isinstance(values, tuple) or not values:

@@ -1,16 +1,17 @@
 """Training conversations: problems of the training split strung together under the modes of the chat encoding."""
 
+import copy
 import dataclasses
 import functools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from k3jax.chat.encoding import CLOSE, END, OPEN, SEP, Segment, render
+from k3jax.chat.encoding import END, OPEN, SEP, Segment, render
 from k3jax.chat.messages import EFFORTS
 from k3jax.chat.prose import OWN_PROSE, load_prose
 from k3jax.chat.tokenizer import Tokenizer
-from train.tasks import CALCULATOR, TASKS, Problem, draw
+from train.tasks import CALCULATOR, Problem, draw
 from train.tasks.calculator import without_tool
 from train.tasks.smalltalk import follow_up, remember, talk
 
@@ -31,8 +32,13 @@ OTHER_TOOLS = tuple(
     )
 )
 DESCRIPTIONS = (
-    CALCULATOR["function"]["description"], "Calculates.", "A calculator for whole numbers.",
-    "Evaluate a product, a sum or a difference.",
+    "Evaluate an arithmetic expression.", "Calculates.", "A calculator for whole numbers.", "Calculator",
+    "Evaluate a product, a sum or a difference.", "Evaluates a math expression", "Compute the value of an expression.",
+    "Basic arithmetic.", "Exact arithmetic on two numbers.",
+)  # fmt: skip
+ARGUMENT_DESCRIPTIONS = (
+    "For example 37*48", "The expression to evaluate.", "Expression, e.g. 2*3", "What to compute",
+    "arithmetic expression",
 )  # fmt: skip
 ANSWER_SCHEMA = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
 
@@ -59,7 +65,7 @@ def conversation(rng: random.Random, weights: Mapping[str, float], thinking: flo
     if kind < 0.05:
         return dataclasses.replace(_forced(rng), thinking=think, effort=effort)
     names, shares = list(weights), list(weights.values())
-    wanted = rng.choices(names, shares, k=rng.choice((1, 1, 1, 1, 2, 2, 3, 4)))
+    wanted = rng.choices(names, shares, k=rng.choice((1, 1, 1, 1, 1, 2, 2, 3, 4, 6)))
     tools = _tools(rng) if "tool" in wanted or rng.random() < 0.08 else None
     exchanges: list[Problem] = []
     for task in wanted:
@@ -83,14 +89,18 @@ def _chat(rng: random.Random, before: Sequence[Problem], tools: bool) -> list[Pr
     return [talk(rng)]
 
 
-def _tools(rng: random.Random) -> list[Mapping[str, Any]]:
-    """The calculator under one of its descriptions, sometimes beside a tool that is never called."""
-    calculator = CALCULATOR
-    if rng.random() < 0.5:
-        calculator = {
-            "type": "function",
-            "function": CALCULATOR["function"] | {"description": rng.choice(DESCRIPTIONS)},
-        }
+def _tools(rng: random.Random) -> list[dict[str, Any]]:
+    """The calculator under various descriptions, sometimes beside a tool that is never called."""
+    calculator = copy.deepcopy(CALCULATOR)
+    if rng.random() < 0.6:
+        function = calculator["function"]
+        function["description"] = rng.choice(DESCRIPTIONS)
+        expression = function["parameters"]["properties"]["expression"]
+        expression["description"] = rng.choice(ARGUMENT_DESCRIPTIONS)
+        if rng.random() < 0.3:
+            del expression["description"]
+        if rng.random() < 0.2:
+            function["parameters"]["additionalProperties"] = False
     tools = [calculator, *([rng.choice(OTHER_TOOLS)] if rng.random() < 0.2 else [])]
     rng.shuffle(tools)
     return tools

@@ -11,8 +11,8 @@ from concurrent.futures import Future, ProcessPoolExecutor
 import numpy as np
 
 from k3jax.chat.tokenizer import Tokenizer
-from train.conversations import conversation, encode
 from train.config import SftConfig
+from train.conversations import conversation, encode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ def make_batch(config: SftConfig, tokenizer: Tokenizer, step: int) -> Batch:
         if not shorter < n <= width:
             if drawn > 1000 * (row + 1):
                 raise ValueError(
-                    f"width {width} got {row} of {drawn} conversations; choose widths that suit the tasks (mostly 40 to 400)"
+                    f"width {width} suits {row} of {drawn} conversations; choose widths near those of the tasks"
                 )
             continue
         tokens[row, :n], labels[row, :n], targets[row, :n], lengths[row] = ids[:-1], ids[1:], mask[1:], n

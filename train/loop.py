@@ -65,7 +65,8 @@ def _restore(config: SftConfig, manager: ocp.CheckpointManager) -> TrainState:
         return init_state(config)
     if step > config.steps:
         raise ValueError(
-            f"{manager.directory} holds step {step}, beyond the {config.steps} steps asked for; raise steps or use another out"
+            f"{manager.directory} holds step {step}, beyond the {config.steps} steps asked for;"
+            " raise steps or use another out"
         )
     target = jax.eval_shape(lambda: init_state(config))
     try:

@@ -36,8 +36,8 @@ def calculate(rng: random.Random) -> Problem:
     kind = rng.random()
     if kind < 0.7:
         expression = _product(rng)
-        a, b = expression.split("*")
-        return _problem((expression,), vary(rng, PRODUCT, a=a, b=b))
+        left, right = expression.split("*")
+        return _problem((expression,), vary(rng, PRODUCT, a=left, b=right))
     a, b = (rng.randrange(1000, 10 ** rng.randint(4, 6)) for _ in range(2))
     sign, templates = ("+", LARGE_ADD) if kind < 0.85 else ("-", LARGE_SUBTRACT)
     return _problem((f"{a}{sign}{b}",), vary(rng, templates, a=a, b=b))

@@ -86,10 +86,12 @@ def evaluate(expression: str) -> int:
 
 
 def vary(rng: random.Random, templates: Sequence[str], **values: Any) -> str:
-    """One of the templates filled in; sentences sometimes lose their capital letter or full stop."""
+    """One of the templates filled in; some lose their capital letter or full stop, some gain a space or line end."""
     text = rng.choice(templates).format(**values)
     if text[0].isalpha() and rng.random() < 0.2:
         text = text[0].lower() + text[1:]
     if text[-1] == "." and rng.random() < 0.3:
         text = text[:-1]
+    if rng.random() < 0.06:
+        text += rng.choice((" ", "\n"))
     return text
