@@ -17,6 +17,7 @@ from k3jax.model import logits_of, step
 from k3jax.params import Params
 from k3jax.rows import rectangle
 from k3jax.sample import Sampling, sample, sampling
+from k3jax.vision.splice import Images, Media, Splice
 
 CHUNKS = (16, 64, 256)  # rows of one prefill step; boundaries stay on multiples of 64
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -57,10 +58,11 @@ def prefill_chunk(
     count: jax.Array,
     cache: Cache,
     logits: jax.Array,
+    media: Media | None = None,
 ) -> tuple[Cache, jax.Array]:
     """Absorb tokens [B, C] of which count [B] are real; `logits` [B, vocab] is replaced where a row had any."""
     rows = rectangle(count, tokens.shape[1])
-    hidden, cache = step(cfg, params, tokens.reshape(-1), rows, cache)
+    hidden, cache = step(cfg, params, tokens.reshape(-1), rows, cache, media=media)
     fresh = logits_of(params, rows.last(hidden))
     return cache, jnp.where((count > 0)[:, None], fresh, logits)
 
@@ -71,11 +73,14 @@ def prefill(
     prompts: Sequence[Sequence[int]],
     cache: Cache,
     logits: jax.Array | None = None,
+    images: Sequence[Images] | None = None,
 ) -> tuple[Cache, jax.Array]:
     """Absorb ragged prompts, one per cache row (an empty one leaves its row alone), chunk by chunk.
 
-    Returns the cache and the logits [B, vocab] after each row's last token. Donates `cache` and `logits`.
+    `images` gives each prompt the rows of its placeholder tokens. Returns the cache and the logits [B, vocab] after
+    each row's last token. Donates `cache` and `logits`.
     """
+    splice = None if images is None else Splice(cfg, prompts, images)
     lengths = np.array([len(p) for p in prompts], np.int32)
     if logits is None:
         logits = jnp.zeros((len(prompts), cfg.vocab_size), jnp.float32)
@@ -87,7 +92,8 @@ def prefill(
             part = prompt[done : done + size]
             row[: len(part)] = part
         count = np.clip(lengths - done, 0, size).astype(np.int32)
-        cache, logits = prefill_chunk(cfg, params, jnp.asarray(tokens), jnp.asarray(count), cache, logits)
+        media = None if splice is None else splice.chunk(done, size)
+        cache, logits = prefill_chunk(cfg, params, jnp.asarray(tokens), jnp.asarray(count), cache, logits, media)
         done += size
     return cache, logits
 
@@ -144,15 +150,20 @@ def start(
     params: Params,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int | Sequence[int],
+    images: Sequence[Images] | None = None,
 ) -> DecodeState:
     """Check and absorb the prompts; the state holds a bucketed batch whose extra rows are done from the start."""
     ids: list[list[int]] = [np.asarray(p).reshape(-1).tolist() for p in prompts]
     limits = [max_new_tokens] * len(ids) if isinstance(max_new_tokens, int) else list(max_new_tokens)
+    if images is not None and len(images) != len(ids):
+        raise ValueError(f"images has {len(images)} entries for {len(ids)} prompts; give one list per prompt")
     longest = _check_prompts(cfg, ids, limits)
     capacity = min(bucket(longest, LENGTHS, "prompt plus new tokens"), cfg.max_position_embeddings)
     batch = bucket(len(ids), BATCHES, "batch of prompts")
     padding = batch - len(ids)
-    cache, logits = prefill(cfg, params, ids + [[]] * padding, init_cache(cfg, batch, capacity))
+    cache = init_cache(cfg, batch, capacity)
+    spliced = None if images is None else [*images, *[[]] * padding]
+    cache, logits = prefill(cfg, params, ids + [[]] * padding, cache, images=spliced)
     return DecodeState(
         cache=cache,
         logits=logits,
@@ -203,11 +214,13 @@ def generate(
     key: jax.Array | None = None,
     seed: int | Sequence[int] | None = None,
     stop_ids: Sequence[int] | None = None,
+    images: Sequence[Images] | None = None,
 ) -> Generation:
     """Continue ragged prompts (token lists, or an array [B, T]) and return the new tokens.
 
     Each row gives the tokens it would give alone. Temperature 0 is greedy; above it pass `key`, or a `seed` for all
-    rows or per row. `stop_ids` defaults to the config's end of message; pass () to run to the limit.
+    rows or per row. `stop_ids` defaults to the config's end of message; pass () to run to the limit. `images` lists for
+    each prompt its images' rows (`vision.embed_pictures`), one row per placeholder token.
     """
     prompts = list(np.asarray(tokens)) if isinstance(tokens, jax.Array | np.ndarray) else list(tokens)
     rows = len(prompts)
@@ -221,7 +234,7 @@ def generate(
         batch=bucket(rows, BATCHES, "batch of prompts"),
     )
     stops = stop_array(cfg, stop_ids)
-    state = start(cfg, params, prompts, max_new_tokens)
+    state = start(cfg, params, prompts, max_new_tokens, images)
     state = decode(cfg, params, state, how, stops, jnp.int32(state.tokens.shape[1]))
     return collect(state, rows)
 
@@ -239,6 +252,7 @@ def stream(
     seed: int | None = None,
     stop_ids: Sequence[int] | None = None,
     every: int = 4,
+    images: Images | None = None,
 ) -> Iterator[tuple[list[int], str | None]]:
     """`generate` of one prompt that hands over tokens every few steps: (new tokens, finish reason or None).
 
@@ -247,7 +261,7 @@ def stream(
     seeds = _seeds(1, temperature, None, seed)
     how = sampling(1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seeds)
     stops = stop_array(cfg, stop_ids)
-    state = start(cfg, params, [prompt], max_new_tokens)
+    state = start(cfg, params, [prompt], max_new_tokens, None if images is None else [images])
     sent, done = 0, False
     while not done:
         state = decode(cfg, params, state, how, stops, jnp.int32(every))
@@ -291,7 +305,7 @@ def collect(state: DecodeState, rows: int) -> Generation:
 
 
 def warmup(cfg: K3Config, params: Params, *, batch: int = 1, max_len: int = 256) -> int:
-    """Compile every shape that `generate` uses for up to `batch` prompts of up to `max_len` tokens, new ones included.
+    """Compile what `generate` uses for up to `batch` text prompts of up to `max_len` tokens, new ones included.
 
     Returns the number of shapes. Afterwards no call within those sizes compiles.
     """

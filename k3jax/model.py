@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from k3jax.attn_res import Residual, starts_block
-from k3jax.cache import Cache, KdaCache, MlaCache, init_cache
+from k3jax.cache import Cache, KdaCache, LayerCaches, MlaCache, init_cache
 from k3jax.config import K3Config
 from k3jax.kda_layer import kda_layer
 from k3jax.layers import linear, mlp
@@ -15,35 +15,39 @@ from k3jax.mla_layer import mla_layer
 from k3jax.moe_layer import moe_layer
 from k3jax.params import Kda, Layer, Moe, Params
 from k3jax.rows import Rows, rectangle
+from k3jax.vision.splice import Media
 from pallas_kernels.norm import rms_norm
 
 Taps = dict[str, Any]
 
 
-def step(
+def step[C: LayerCaches](
     cfg: K3Config,
     params: Params,
     tokens: jax.Array,
     rows: Rows,
-    cache: Cache,
+    cache: C,
     taps: Taps | None = None,
-) -> tuple[jax.Array, Cache]:
+    media: Media | None = None,
+) -> tuple[jax.Array, C]:
     """One ragged step: tokens [M] int32 of the requests in `rows` -> hidden [M, D] after the final norm, cache.
 
-    `taps`, when given, collects intermediates by name (see `forward_with_intermediates`).
+    The cache may be dense or live in a server's pool. `taps`, when given, collects intermediates by name (see `forward_with_intermediates`). `media` replaces the
+    embeddings of image tokens.
     """
     x = jnp.take(params.embed, tokens, axis=0).astype(cfg.dtype)
+    if media is not None:
+        x = jnp.where(media.present[:, None], media.rows.astype(cfg.dtype), x)
     residual = Residual(prefix=x)
-    caches = []
-    for i, (layer, layer_cache) in enumerate(zip(params.layers, cache.layers, strict=True)):
+    for i, layer in enumerate(params.layers):
         with jax.named_scope(f"layer{i}"):
-            residual, layer_cache = _layer(cfg, i, layer, residual, rows, layer_cache, cache.length, taps)
-        caches.append(layer_cache)
+            residual, new = _layer(cfg, i, layer, residual, rows, cache.read(i), cache.length, taps)
+            cache = cache.write(i, new, rows)
     mixed = residual.read(cfg, params.out_res)
     hidden = rms_norm(mixed, params.norm, cfg.rms_norm_eps)
     if taps is not None:
         taps |= {"final_mix": mixed, "final_norm": hidden}
-    return hidden, Cache(layers=tuple(caches), length=cache.length + rows.count)
+    return hidden, cache.advance(rows.count)
 
 
 def _layer(
@@ -99,10 +103,11 @@ def _forward(
     lengths: jax.Array,
     cache: Cache,
     collect: bool,
+    media: Media | None = None,
 ):
     B, T = tokens.shape
     taps: Taps | None = {} if collect else None
-    hidden, cache = step(cfg, params, tokens.reshape(B * T), rectangle(lengths, T), cache, taps)
+    hidden, cache = step(cfg, params, tokens.reshape(B * T), rectangle(lengths, T), cache, taps, media)
     logits = logits_of(params, hidden).reshape(B, T, -1)
     shaped = {name: x.reshape(B, T, *x.shape[1:]) for name, x in (taps or {}).items()}
     return logits, cache, shaped
@@ -115,15 +120,17 @@ def forward(
     *,
     lengths: jax.Array | None = None,
     cache: Cache | None = None,
+    media: Media | None = None,
 ) -> tuple[jax.Array, Cache]:
     """tokens [B, T] int32 -> (logits [B, T, vocab] float32 for every position, cache).
 
     With `cache` the tokens continue it. `lengths` [B] counts each row's real tokens when rows are padded on the
-    right: padding never enters a state, and logits there mean nothing. Differentiable; jitted once per shape.
+    right: padding never enters a state, and logits there mean nothing. `media` replaces the embeddings of image tokens
+    (rows of B * T, see `vision.Splice`). Differentiable; jitted once per shape.
     Raises ValueError for ids outside the vocabulary or a cache without room (checked when values are concrete).
     """
     tokens, lengths, cache = _checked(cfg, tokens, lengths, cache)
-    logits, cache, _ = _forward(cfg, params, tokens, lengths, cache, False)
+    logits, cache, _ = _forward(cfg, params, tokens, lengths, cache, False, media)
     return logits, cache
 
 
@@ -134,11 +141,12 @@ def forward_with_intermediates(
     *,
     lengths: jax.Array | None = None,
     cache: Cache | None = None,
+    media: Media | None = None,
 ) -> tuple[jax.Array, Cache, Taps]:
     """`forward` plus a dict of `layers.{i}.{attn_out,ffn_out,prefix,bank,router_ids,router_weights}`, `final_mix`
     and `final_norm`, each [B, T, ...]. `bank` stacks the finished blocks; router ids are in order of score."""
     tokens, lengths, cache = _checked(cfg, tokens, lengths, cache)
-    return _forward(cfg, params, tokens, lengths, cache, True)
+    return _forward(cfg, params, tokens, lengths, cache, True, media)
 
 
 def _concrete(*arrays: Any) -> bool:

@@ -9,15 +9,18 @@ from typing import Any
 
 from k3jax.chat import Tokenizer, load_tokenizer
 from k3jax.chat.deltas import CallArguments, CallStart, Content, Delta, Finish, Message, Reasoning, Relabel, join
-from k3jax.chat.messages import check_tools
+from k3jax.chat.messages import check_tools, image_parts
 from k3jax.chat.reader import OutputReader
 from k3jax.checkpoint import load
-from k3jax.cli.common import add_model_arguments, dim, sampling_of
+from k3jax.cli.common import add_model_arguments, dim, read_images, sampling_of, user_message
 from k3jax.config import K3Config
 from k3jax.decode import stream
 from k3jax.params import Params
+from k3jax.vision import Picture, embed_pictures, encode_chat
 
-HELP = "/reset forgets the conversation, /exit or end of input leaves"
+HELP = (
+    "/image FILE shows a picture with your next message, /reset forgets the conversation, /exit or end of input leaves"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,11 +41,16 @@ def run(args: argparse.Namespace) -> int:
             break
         elif line == "/reset":
             session.reset()
+        elif line.startswith("/image "):
+            try:
+                session.show(line.removeprefix("/image ").strip())
+            except (ValueError, OSError) as error:
+                print(f"k3jax chat: {error}", file=sys.stderr)
         elif line.startswith("/"):
             print(dim(HELP))
         elif line.strip():
             try:
-                session.turn({"role": "user", "content": line})
+                session.turn(line)
             except KeyboardInterrupt:
                 session.forget_turn()
                 print(dim("\ninterrupted; this turn is forgotten"))
@@ -67,14 +75,22 @@ class Session:
         if self.args.system:
             self.messages.append({"role": "system", "content": self.args.system})
         self.turn_start = len(self.messages)
+        self.shown: list[Picture] = []  # go with the next message
+        self.embeddings: dict[bytes, Any] = {}  # picture's digest -> its rows
+
+    def show(self, file: str) -> None:
+        self.shown += read_images(self.args.model, [file])
+        picture = self.shown[-1]
+        print(dim(f"{picture.width}x{picture.height} pixels, {picture.tokens} tokens, goes with your next message"))
 
     def forget_turn(self) -> None:
         del self.messages[self.turn_start :]
 
-    def turn(self, message: dict[str, Any]) -> None:
+    def turn(self, text: str) -> None:
         """Answer a user message, asking for the results of tool calls until the model makes none."""
         self.turn_start = len(self.messages)
-        self.messages.append(message)
+        self.messages.append(user_message(text, self.shown))
+        self.shown = []
         while True:
             answer = self.answer()
             calls: list[dict[str, Any]] = [
@@ -91,21 +107,30 @@ class Session:
 
     def answer(self) -> Message:
         """Generate one assistant message and print it while it comes."""
-        prompt = self.tokenizer.encode_chat(self.messages, self.tools, self.thinking, self.args.effort)
+        pictures = [part["picture"] for part in image_parts(self.messages)]
+        options = {"tools": self.tools, "thinking": self.thinking, "effort": self.args.effort}
+        prompt = encode_chat(self.cfg, self.tokenizer, self.messages, pictures, **options)
         deltas = []
-        for delta in self._deltas(prompt):
+        for delta in self._deltas(prompt, pictures):
             deltas.append(delta)
             _show(delta)
         print()
         return join(deltas)
 
-    def _deltas(self, prompt: list[int]) -> Iterator[Delta]:
+    def _deltas(self, prompt: list[int], pictures: list[Picture]) -> Iterator[Delta]:
         reader = OutputReader(self.tokenizer, self.thinking, stream_calls=True)
-        pieces = stream(self.cfg, self.params, prompt, stop_ids=self.tokenizer.stop_ids, **sampling_of(self.args))
+        options = {"stop_ids": self.tokenizer.stop_ids, **sampling_of(self.args)}
+        pieces = stream(self.cfg, self.params, prompt, images=self._embed(pictures), **options)
         for ids, reason in pieces:
             yield from reader.feed(ids)
             if reason is not None:
                 yield from reader.finish(reason)
+
+    def _embed(self, pictures: list[Picture]) -> list[Any] | None:
+        for picture in pictures:
+            if picture.digest not in self.embeddings:
+                self.embeddings[picture.digest] = embed_pictures(self.cfg, self.params, [picture])[0]
+        return [self.embeddings[picture.digest] for picture in pictures] or None
 
 
 def _show(delta: Delta) -> None:

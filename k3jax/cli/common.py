@@ -3,9 +3,14 @@
 import argparse
 import os
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 from k3jax.chat.messages import EFFORTS
+from k3jax.checkpoint import resolve
+from k3jax.config import read_config
+from k3jax.vision import Limits, Picture, check_vision, read_media_config, read_picture
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +35,25 @@ def sampling_of(args: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments for `generate` and `stream`."""
     names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
     return {name: getattr(args, name) for name in names}
+
+
+def read_images(model: str, files: Sequence[str]) -> list[Picture]:
+    """Pictures of image files, refused before any weight is read when the model cannot see."""
+    if not files:
+        return []
+    Limits().check_count(len(files))
+    folder = resolve(model, weights=False)
+    check_vision(read_config(folder))
+    media = read_media_config(folder)
+    return [read_picture(Path(file).expanduser(), media) for file in files]
+
+
+def user_message(text: str, pictures: Sequence[Picture]) -> dict[str, Any]:
+    """A message that shows pictures before its text; an image part carries its picture."""
+    if not pictures:
+        return {"role": "user", "content": text}
+    parts: list[dict[str, Any]] = [{"type": "image", "picture": picture} for picture in pictures]
+    return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
 
 
 def dim(text: str, stream: TextIO = sys.stdout) -> str:

@@ -8,14 +8,18 @@ from k3jax.chat import Tokenizer, load_tokenizer
 from k3jax.chat.deltas import join
 from k3jax.chat.reader import OutputReader
 from k3jax.checkpoint import load
-from k3jax.cli.common import add_model_arguments, dim, sampling_of
+from k3jax.cli.common import add_model_arguments, dim, read_images, sampling_of, user_message
 from k3jax.decode import generate
+from k3jax.vision import embed_pictures, encode_chat
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="*", help="one answer each; without any, standard input is the prompt")
     add_model_arguments(parser)
     parser.add_argument("--show-thinking", action="store_true", help="print the think channel before the answer")
+    parser.add_argument(
+        "--image", action="append", default=[], metavar="FILE", help="show it before the prompt; may be repeated"
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--raw", action="store_true", help="continue the text itself, without the chat encoding")
     form.add_argument("--ids", action="store_true", help="prompts are token ids (1,2,3), and so is the output")
@@ -26,18 +30,20 @@ def run(args: argparse.Namespace) -> int:
     for i, prompt in enumerate(prompts):
         if not prompt.strip():
             raise ValueError(f"prompt {i} is empty, the minimum is 1 token; give some text")
+    if args.image and (args.raw or args.ids):
+        raise ValueError("--image needs the chat encoding, --raw and --ids do without; leave one of them out")
     if args.ids:
         return _continue_ids(args, [_parse_ids(p) for p in prompts])
     tokenizer = load_tokenizer(args.model)
+    pictures = read_images(args.model, args.image)
+    cfg, params = load(args.model)
     if args.raw:
         tokens = [tokenizer.encode(p) for p in prompts]
     else:
-        tokens = [
-            tokenizer.encode_chat([{"role": "user", "content": p}], thinking=not args.no_thinking, effort=args.effort)
-            for p in prompts
-        ]
-    cfg, params = load(args.model)
-    out = generate(cfg, params, tokens, stop_ids=tokenizer.stop_ids, **sampling_of(args))
+        options = {"thinking": not args.no_thinking, "effort": args.effort}
+        tokens = [encode_chat(cfg, tokenizer, [user_message(p, pictures)], pictures, **options) for p in prompts]
+    images = [embed_pictures(cfg, params, pictures)] * len(prompts) if pictures else None
+    out = generate(cfg, params, tokens, stop_ids=tokenizer.stop_ids, images=images, **sampling_of(args))
     for ids, reason in zip(out.tokens, out.finish_reasons, strict=True):
         print(tokenizer.decode(ids) if args.raw else _answer(args, tokenizer, ids, reason))
         if reason == "length":
