@@ -1,5 +1,6 @@
 """Checks of the memory bookkeeping (spec serving 4.7 and 3.11): AssertionError names the broken rule."""
 
+from serve.memory.nodes import Nodes
 from serve.memory.pool import End, Kind, UnifiedPool
 
 
@@ -42,3 +43,40 @@ def check_end(end: End) -> None:
     valid_holes = {k for k in end._holes if k < end.span and end.owner[k] < 0}
     assert len(valid_holes) == end.holes, "a hole is not listed"
     assert end.fresh <= mapped.keys() and end.settled.keys() <= mapped.keys(), "a freed id still waits for a move"
+
+
+def check_tree(tree: Nodes) -> None:
+    """The rules of spec serving 3.11 that can be counted: places, locks, orders and evictable sizes."""
+    nodes = []
+    stack = [tree.root]
+    while stack:
+        node = stack.pop()
+        for key, child in node.children.items():
+            assert child.parent is node and child.keys[0] == key and child.start == node.end, "a link is broken"
+            assert child.page_lock <= node.page_lock, "a parent is locked less than its child"
+            assert child.pages is None or node.pages is not None, "device pages hang below host pages"
+            stack.append(child)
+            nodes.append(child)
+    assert len(nodes) == tree.nodes, "node count is wrong"
+    for node in nodes:
+        assert node.alive and len(node.keys) >= 1, "a dead or empty node is in the tree"
+        assert (node.pages is None) != (node.host_pages is None), "pages lie on both sides or on none"
+        assert len(node.pages or node.host_pages or ()) == len(node.keys), "pages and keys differ in number"
+        assert node.pages is not None or node.state is None, "a device state has no device pages"
+        assert node.state is None or node.host_state is None, "a state lies on both sides"
+        assert 0 <= node.state_lock <= node.page_lock, "locks are out of order"
+        assert node.page_lock or node.children or node.has_state, "an unlocked leaf has no state"
+    pages = [p for n in nodes for p in n.pages or ()]
+    states = [n.state for n in nodes if n.state is not None]
+    assert len(set(pages)) == len(pages) == tree.pages, "a page is in the tree twice, or pages are miscounted"
+    assert len(set(states)) == len(states) == tree.states, "a state is in the tree twice, or states are miscounted"
+    unlocked = sum(len(n.pages or ()) for n in nodes if n.page_lock == 0)
+    assert unlocked == tree.evictable_pages, "evictable pages are miscounted"
+    assert set(tree._state_order) == {n for n in nodes if n.state is not None and not n.state_lock}, "state order"
+    assert set(tree._host_order) == {n for n in nodes if n.host_pages or n.host_state is not None}, "host order"
+    leaves = {n for n in nodes if n.page_lock == 0 and n.is_device_leaf}
+    assert leaves <= {entry[2] for entry in tree._leaves._heap}, "an evictable leaf is not queued"
+    if tree.host:
+        kept = sum(len(n.host_pages or ()) for n in nodes), sum(n.host_state is not None for n in nodes)
+        g, waiting = tree.host.geometry, sum(tree.host.geometry.unit(k) for k, _ in tree.host._freed)
+        assert kept[0] * g.page + kept[1] * g.state + waiting == tree.host.used <= tree.host.total, "host bytes"

@@ -7,7 +7,7 @@ import pytest
 
 from serve.memory.invariants import check_pool
 from serve.memory.pool import Geometry, Kind, StaticPool, UnifiedPool
-from tests.serve.device import FakeMemory
+from tests.serve.fake_memory import FakeMemory
 
 GEOMETRIES = [Geometry(1000, 37, 10), Geometry(997, 10, 37), Geometry(640, 16, 16), Geometry(5000, 301, 64)]
 
