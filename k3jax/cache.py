@@ -4,11 +4,13 @@ KDA layers carry a recurrent state and a short convolution window, MLA layers on
 """
 
 import dataclasses
+from typing import Protocol, Self
 
 import jax
 import jax.numpy as jnp
 
 from k3jax.config import K3Config
+from k3jax.rows import Rows
 
 
 @jax.tree_util.register_dataclass
@@ -24,6 +26,25 @@ class MlaCache:
     kv: jax.Array  # [B, S, L+R] normalised latent, then the shared key slot
 
 
+class LayerCaches(Protocol):
+    """What the forward pass needs of a cache, wherever its layers live."""
+
+    @property
+    def length(self) -> jax.Array: ...  # [B] int32, tokens absorbed
+
+    def read(self, i: int) -> KdaCache | MlaCache:
+        """What layer i carries."""
+        ...
+
+    def write(self, i: int, new: KdaCache | MlaCache, rows: Rows) -> Self:
+        """The cache with layer i's part after a step of `rows`."""
+        ...
+
+    def advance(self, count: jax.Array) -> Self:
+        """The cache after `count` [B] more tokens."""
+        ...
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Cache:
@@ -33,6 +54,15 @@ class Cache:
     @property
     def batch(self) -> int:
         return self.length.shape[0]
+
+    def read(self, i: int) -> KdaCache | MlaCache:
+        return self.layers[i]
+
+    def write(self, i: int, new: KdaCache | MlaCache, rows: Rows) -> "Cache":
+        return dataclasses.replace(self, layers=(*self.layers[:i], new, *self.layers[i + 1 :]))
+
+    def advance(self, count: jax.Array) -> "Cache":
+        return dataclasses.replace(self, length=self.length + count)
 
     def capacity(self) -> int | None:
         """Tokens the MLA layers have room for; None when no layer limits the length."""
