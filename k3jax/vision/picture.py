@@ -99,7 +99,7 @@ def read_picture(
     except Image.DecompressionBombError:
         raise ValueError(f"{name} has more than the limit of {limits.max_pixels:,} pixels; shrink it") from None
     except Image.UnidentifiedImageError:
-        raise ValueError(f"{name} is not an image of a known format; give a {', '.join(FORMATS)} file") from None
+        raise ValueError(f"{name} has no readable header of an image; give a {', '.join(FORMATS)} file") from None
     except Exception as error:  # a decoder meets hostile bytes: it may raise anything
         raise _undecodable(name, error) from None
     with image:
