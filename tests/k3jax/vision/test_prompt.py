@@ -2,6 +2,8 @@
 
 import dataclasses
 import io
+import re
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -127,3 +129,12 @@ def test_refusals_are_one_sentence(folder, capsys, tmp_path):
     ):
         status, out, err = run(capsys, "generate", "--model", model, "1", *options)
         assert (status, out) == (2, "") and words in err and err.count("\n") == 1
+
+
+def test_the_page_on_images_runs(folder):
+    page = (Path(__file__).parents[3] / "docs" / "images.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    assert len(blocks) == 1
+    names = {"folder": folder, "file": folder / "a.png"}
+    exec(compile(blocks[0], "docs/images.md", "exec"), names)
+    assert len(names["out"].tokens[0]) <= 8 and names["rows"][0].shape == (6, 64)
