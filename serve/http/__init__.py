@@ -1,0 +1,1 @@
+"""OpenAI-compatible HTTP server in front of an engine."""
