@@ -1,6 +1,7 @@
 """A scripted engine and a client without sockets."""
 
 import asyncio
+import functools
 import json
 from collections.abc import Callable
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ import httpx
 from serve.http.app import create_app
 from serve.http.backend import Limits, Tokens, Unavailable
 from serve.http.options import Options
+from serve.http.service import Service
 from tests.k3jax.chat.outputs import tokens
 from tests.serve.http.walker import walk
 
@@ -114,9 +116,17 @@ class Fake:
         return self.up
 
 
+@functools.cache
+def _routes(tok, options):
+    """An application to put other engines behind: building one takes longer than most tests."""
+    return create_app(Fake(tok), tok, options)
+
+
 @asynccontextmanager
 async def client(fake, **options):
-    app = create_app(fake, fake.tok, Options(**options))
+    options = Options(**options)
+    app = _routes(fake.tok, options)
+    app.state.service = Service(fake, fake.tok, options)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as c:
         c.app = app
