@@ -36,8 +36,7 @@ def create_app(backend: Backend, tokenizer: Tokenizer, options: Options | None =
     add_error_handlers(app)
     if options.cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=options.cors_origins, allow_methods=["*"], allow_headers=["*"])
-    paths = frozenset(getattr(route, "path", "") for route in app.routes)
-    app.add_middleware(Gate, options=options, metrics=service.metrics, known_paths=paths)
+    app.add_middleware(Gate, options=options, metrics=service.metrics)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 

@@ -32,7 +32,7 @@ class Metrics:
         self.first_token = histogram("time_to_first_token_seconds", "Arrival to first token")
         self.between_tokens = histogram("inter_token_latency_seconds", "Time between deliveries of tokens")
         self.whole = histogram("e2e_request_latency_seconds", "Arrival to last token of a sequence")
-        self.http_requests = counter("http_requests", "HTTP requests", ("path",))
+        self.http_requests = counter("http_requests", "HTTP requests")
         self.http_responses = counter("http_responses", "HTTP responses", ("path", "status"))
         self.http_active = Gauge(PREFIX + "http_requests_active", "HTTP requests in progress", registry=registry)
         owned = {metric.name for metric in registry.collect()}

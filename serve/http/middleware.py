@@ -19,14 +19,13 @@ ADMIN_PATHS = frozenset({"/flush_cache"} | {f"{v}/{w}load_lora_adapter" for v in
 class Gate:
     """Checks the key before anything of the body is read, then the body's size while it is read."""
 
-    def __init__(self, app: ASGIApp, options: Options, metrics: Metrics, known_paths: frozenset[str]):
-        self.app, self.options, self.metrics, self.known_paths = app, options, metrics, known_paths
+    def __init__(self, app: ASGIApp, options: Options, metrics: Metrics):
+        self.app, self.options, self.metrics = app, options, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        path = scope["path"] if scope["path"] in self.known_paths else "other"
-        self.metrics.http_requests.labels(path).inc()
+        self.metrics.http_requests.inc()
         status = 500
 
         async def counted(message: Message) -> None:
@@ -39,6 +38,7 @@ class Gate:
             try:
                 await self._checked(scope, receive, counted)
             finally:
+                path = getattr(scope.get("route"), "path", "other")  # of the route that was found on the way
                 self.metrics.http_responses.labels(path, str(status)).inc()
 
     async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
