@@ -1,8 +1,8 @@
 """Continuous batching: which rows of which requests make the next step, and what memory they use (spec serving 1).
 
-Call order: `schedule`, run the plan, `complete`; the next `schedule` may come before the `complete` of the step in
-flight (one step ahead). Not thread-safe: one thread calls everything. Capacity never raises: requests wait, optional
-states are skipped, or running requests are retracted and later resumed with the tokens they have.
+Call order: `schedule`, run the plan, `complete`. One step ahead, the next `schedule` comes before the `complete` of the
+step in flight, but never two. Not thread-safe: one thread calls everything. Capacity never raises: requests wait,
+optional states are skipped, or running requests are retracted and later resumed with the tokens they have.
 """
 
 import collections
@@ -17,7 +17,18 @@ from serve.scheduler_config import ReserveRatio, SchedulerConfig
 from serve.scheduler_memory import Residency, Slice
 from serve.scheduler_queue import WaitingQueue
 from serve.scheduler_sequence import Sequence
-from serve.types import LAST_SAMPLED, Finished, FinishReason, Output, Request, StepPlan, StepResult, Unavailable
+from serve.types import (
+    LAST_SAMPLED,
+    Finished,
+    FinishReason,
+    Location,
+    Output,
+    Progress,
+    Request,
+    StepPlan,
+    StepResult,
+    Unavailable,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,15 +72,27 @@ class Scheduler:
 
     # Requests come and go
 
-    def submit(self, request: Request, now: float) -> None:
-        """Queue a request; `now` in seconds of any steady clock. ValueError when it can never run, Unavailable when
-        it cannot be taken at this time."""
+    def submit(self, request: Request, now: float, progress: Progress | None = None) -> None:
+        """Queue a request; `now` in seconds of any steady clock. With `progress` it goes on where another scheduler or
+        an earlier run left it, and its first step asks for an insert.
+
+        ValueError when it can never run, Unavailable when it cannot be taken at this time.
+        """
         self.check(request)
+        known = len(request.prompt) + len(progress.generated) if progress else 0
+        if progress and not (
+            0 < progress.computed < known and len(progress.generated) < request.sampling.max_new_tokens
+        ):
+            raise ValueError(
+                f"request {request.id!r} comes with {progress.computed} of {known} tokens computed and"
+                f" {len(progress.generated)} of {request.sampling.max_new_tokens} generated, at least one of each must"
+                " be left; hand over requests that are not finished"
+            )
         if self.draining:
             raise Unavailable("the server is shutting down and takes no new requests; send it to another one")
         if len(self.waiting) >= self.config.max_waiting:
             raise Unavailable(f"{self.config.max_waiting} requests are waiting, the limit; retry later")
-        sequence = Sequence(request, next(self._numbers), now)
+        sequence = Sequence(request, next(self._numbers), now, progress)
         self._all[request.id] = sequence
         self.waiting.add(sequence)
 
@@ -113,6 +136,14 @@ class Scheduler:
         self._end(sequence, reason)
         return True
 
+    def locate(self, request_id: str) -> Location | None:
+        """Where a running request lies until the next `schedule`, to extract it; `finish` then frees it here.
+
+        None when it is not running or a step in flight has its newest token.
+        """
+        s = self._all.get(request_id)
+        return None if s is None or s.lane < 0 or s.unread else self.memory.locate(s)
+
     def propose(self, request_id: str, draft: list[int]) -> None:
         """Guesses that the request's next step verifies; they hold for that step only."""
         if sequence := self._all.get(request_id):
@@ -146,6 +177,7 @@ class Scheduler:
 
     def schedule(self, now: float) -> StepPlan:
         """Plan the next step. With nothing to run before the step in flight is complete, the plan is empty."""
+        assert len(self._in_flight) <= 1, "complete the older step in flight first"
         self._expire(now)
         retracted = self._grow()
         decoders = [s for s in self.running if self._ready(s)]
@@ -171,14 +203,16 @@ class Scheduler:
         outputs = []
         for part, drawn in zip(slices, result.tokens, strict=True):
             s = part.sequence
-            current = s.finish is None and s.lane >= 0 and s.epoch == part.epoch
+            current = s.lane >= 0  # neither ended nor retracted meanwhile
             computed = part.end
             tokens: list[int] = []
             if s.finish is None and part.samples:
                 tokens = self._accept(s, part, list(drawn))
-                computed = part.end if not part.draft else part.start + len(drawn)
+                if part.draft:
+                    computed = part.start + len(drawn)
                 if current:
                     s.computed += computed - part.end
+                computed = min(computed, len(s.tokens))  # tokens drawn past the end are not kept
             self.memory.collect(part, current, computed)
             if tokens:
                 reason = self._reason(s)
@@ -306,8 +340,6 @@ class Scheduler:
     def _admit(self, slices: list[Slice], budget: int) -> bool:
         """Start waiting requests while rows, lanes and memory last; True if rows are what was lacking."""
         while self._lanes and (s := self.waiting.first()):
-            if s.unread:  # retracted in flight: its last token is not known yet
-                break
             if not self._chunk(0, len(s.tokens), budget):
                 return True
             reserve = self.ratio.pages([*self.running, s], self.config.page) if self.running else 0

@@ -7,7 +7,7 @@ from serve.memory.node import Node
 from serve.memory.pool import Kind, Pool
 from serve.memory.tree import PrefixTree
 from serve.scheduler_sequence import Sequence
-from serve.types import Finished, PlannedRequest, Snapshot, StepPlan
+from serve.types import Finished, Location, PlannedRequest, Progress, Snapshot, StepPlan
 
 MAX_SNAPSHOTS = 2  # per request and step
 
@@ -32,12 +32,9 @@ class Slice:
     prefill: bool = False
     draft: int = 0
     fresh: bool = False
+    insert: bool = False
     source: Node | None = None  # its state is copied into the request's slot first
     kept: list[Kept] = dataclasses.field(default_factory=list)
-    epoch: int = 0
-
-    def __post_init__(self):
-        self.epoch = self.sequence.epoch
 
     @property
     def end(self) -> int:
@@ -57,7 +54,7 @@ class Residency:
         Returns the beginnings of its first slice. The found prefix stays locked; its state until `settle`.
         """
         keys = s.page_keys(self.page)
-        limit = (len(s.tokens) - 1) // self.page if cached and self.cache else 0
+        limit = (len(s.tokens) - 1) // self.page if cached and self.cache and not s.inserted else 0
         match = self.tree.acquire(self.tree.lookup(keys, limit))
         total = -(-len(s.tokens) // self.page)
         new = total - match.pages + match.loads
@@ -73,14 +70,16 @@ class Residency:
         branch = s.write_from // self.grid * self.grid
         s.branch = branch if branch > s.computed else 0
         if s.cached is None:
-            s.cached = s.computed
+            s.cached = match.resume * self.page
             self.counts["prompt_tokens"] += s.prompt_length
             self.counts["known_tokens"] += s.write_from
-            self.counts["cached_tokens"] += s.computed
-            self.counts["replayed_tokens"] += s.write_from - s.computed
+            self.counts["cached_tokens"] += s.cached
+            self.counts["replayed_tokens"] += s.write_from - s.cached
         if match.state_node and match.state_node.state is None:
             self.tree.load_state(match.state_node, s.slot)
-        return Slice(s, [], s.computed, samples=False, prefill=True, fresh=not s.computed, source=match.state_node)
+        part = Slice(s, [], s.computed, samples=False, prefill=True, fresh=not s.computed, source=match.state_node)
+        part.insert, s.inserted = s.inserted > 0, 0
+        return part
 
     def grow(self, missing: dict[Sequence, int]) -> None:
         """Append so many pages to each table; the caller made room."""
@@ -90,6 +89,10 @@ class Residency:
             s.table[s.held : s.held + count] = pages[:count]
             s.held += count
             del pages[:count]
+
+    def locate(self, s: Sequence) -> Location:
+        pages = self.pool.physical(Kind.PAGE, s.table[: -(-s.computed // self.page)])
+        return Location(Progress(tuple(s.tokens[s.prompt_length :]), s.computed), self._slot(s.slot), pages)
 
     def release(self, s: Sequence) -> None:
         """Free what is the request's own; what it gave to the tree stays there."""
@@ -170,6 +173,7 @@ class Residency:
                     pages=self.pool.physical(Kind.PAGE, s.table[: -(-part.end // self.page)]),
                     samples=part.samples,
                     fresh=part.fresh,
+                    insert=part.insert,
                     snapshots=tuple(Snapshot(k.length, self._slot(k.slot)) for k in part.kept),
                     draft=part.draft,
                 )

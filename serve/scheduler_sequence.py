@@ -5,7 +5,7 @@ import numpy as np
 from serve.memory.keys import extend_keys
 from serve.memory.node import Node
 from serve.memory.tree import Match
-from serve.types import FinishReason, Request
+from serve.types import FinishReason, Progress, Request
 
 
 class Sequence:
@@ -18,10 +18,10 @@ class Sequence:
         "computed",
         "draft",
         "drawn",
-        "epoch",
         "finish",
         "guessing",
         "held",
+        "inserted",
         "items",
         "keys",
         "lane",
@@ -38,7 +38,7 @@ class Sequence:
         "write_from",
     )
 
-    def __init__(self, request: Request, number: int, arrival: float):
+    def __init__(self, request: Request, number: int, arrival: float, progress: Progress | None = None):
         self.request, self.number, self.arrival = request, number, arrival
         self.tokens: list[int] = list(request.prompt)
         self.items = self.tokens if request.key is None else list(request.key)  # the same tokens for the cache
@@ -48,10 +48,15 @@ class Sequence:
         self.cached: int | None = None
         self.finish: FinishReason | None = None
         self.retracted = self.guessing = False  # guessing: the step in flight verifies a draft
-        self.epoch = 0  # counts admissions; steps of an earlier one may still be in flight
         self.lane = -1
+        self.inserted = 0  # tokens whose state and latent rows arrive with the first step
         self.draft: list[int] = []
         self.forget()
+        if progress:
+            self.inserted = progress.computed
+            self.drawn = len(progress.generated)
+            for token in progress.generated:
+                self.add_token(token)
 
     def forget(self) -> None:
         """Holds nothing on the device."""
@@ -98,7 +103,6 @@ class Sequence:
         self.table[: len(table)] = table
         self.held, self.slot = len(table), slot
         self.prefill_end = len(self.tokens)
-        self.computed = match.resume * page
+        self.computed = self.inserted or match.resume * page
         self.write_from = match.pages * page
         self.node = match.node
-        self.epoch += 1

@@ -62,6 +62,23 @@ class Request:
     lockstep: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """How far a request is that goes on elsewhere: new tokens so far, and how many tokens its state has absorbed."""
+
+    generated: tuple[int, ...]
+    computed: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Location:
+    """Where a running request's state and latent rows lie: `pages` hold the rows of `progress.computed` tokens."""
+
+    progress: Progress
+    slot: int  # physical
+    pages: np.ndarray  # [n] int32, physical
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Snapshot:
     """Keep the state after `length` tokens of the request in a slot.
@@ -80,7 +97,8 @@ class PlannedRequest:
 
     Rows below `write_from` have latent rows in their pages already: theirs go to the sink. `pages` covers all
     positions up to the last row. With `samples`, a token is drawn after the last row; rows after the first of a
-    decoding request are a draft to verify. `fresh`: the slot is to be cleared first.
+    decoding request are a draft to verify. `fresh`: the slot is to be cleared first. `insert`: the state and the rows
+    before `start` come from elsewhere and are to be put into the slot and the pages first.
     """
 
     request: Request
@@ -92,6 +110,7 @@ class PlannedRequest:
     pages: np.ndarray  # [n] int32, physical
     samples: bool
     fresh: bool
+    insert: bool
     snapshots: tuple[Snapshot, ...]
     draft: int = 0  # rows at the end that are guesses
 
@@ -106,7 +125,7 @@ class Finished:
 
 @dataclasses.dataclass(frozen=True)
 class StepPlan:
-    """One step. Run in this order: stores, moves, loads, copies, clears of fresh slots, the rows, snapshots.
+    """One step. Run in this order: stores, moves, loads, copies, clears and inserts, the rows, snapshots.
 
     All units are physical. Plans are run in the order in which they were made, and each is given to `complete` once.
     """

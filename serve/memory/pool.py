@@ -116,9 +116,9 @@ class Pool(Protocol):
         ...
 
     def take_moves(self) -> list[Move]:
-        """Moves since the last call, to run in order before anything else is written.
+        """Moves since the last call, to run before anything else is written.
 
-        Every unit moves at most once. Running a stretch of the list as one gather, then one scatter, is right too.
+        Every unit moves at most once and no target is a source: any order is right, and all at once.
         """
         ...
 
@@ -206,10 +206,14 @@ class End:
         return moved
 
     def take_moves(self, kind: Kind) -> list[Move]:
-        steps = sorted((self.place[v], old) for v, old in self.settled.items() if self.place[v] != old)
+        """A place is left by its topmost unit and filled from above, so old content never follows old content."""
+        moves = [
+            Move(kind, self.base + self.step * old, self.base + self.step * self.place[v])
+            for v, old in self.settled.items()
+        ]
         self.settled.clear()
         self.fresh.clear()
-        return [Move(kind, self.base + self.step * old, self.base + self.step * new) for new, old in steps]
+        return moves
 
 
 class UnifiedPool:

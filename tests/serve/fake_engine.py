@@ -9,7 +9,7 @@ import numpy as np
 
 from serve.memory.pool import Kind
 from serve.scheduler import Scheduler
-from serve.types import LAST_SAMPLED, FinishReason, Output, Request, SamplingParams, StepPlan, StepResult
+from serve.types import LAST_SAMPLED, FinishReason, Output, Progress, Request, SamplingParams, StepPlan, StepResult
 from tests.serve.fake_memory import FakeMemory
 
 MASK = 2**64 - 1
@@ -59,6 +59,7 @@ class FakeEngine:
         self.outputs: dict[str, list[int]] = {}
         self.reasons: dict[str, FinishReason] = {}
         self.cached: dict[str, int] = {}
+        self.arrays: dict[str, tuple[int, list[int]]] = {}  # handed over, not yet inserted
         self.now = 0.0
         self.steps = 0
         self.pending: tuple[StepPlan, StepResult] | None = None
@@ -73,10 +74,21 @@ class FakeEngine:
         self.outputs[id] = []
         return request
 
+    def adopt(self, request: Request, progress: Progress, arrays: tuple[int, list[int]]) -> None:
+        """Continue a request that another engine gave away."""
+        self.scheduler.submit(request, self.now, progress)
+        self.truth[request.id] = [*request.prompt, *progress.generated]
+        self.states[request.id] = [0]
+        self.outputs[request.id] = list(progress.generated)
+        self.arrays[request.id] = arrays
+
     def step(self) -> StepPlan:
         """Plan, run, and complete this step, or with overlap the one before."""
         self.now += 1.0
         self.steps += 1
+        if self.pending and self.steps % 5 == 0:  # an engine may also catch up first
+            self._complete(*self.pending)
+            self.pending = None
         if self.draft:
             self._propose(self.draft)
         plan = self.scheduler.schedule(self.now)
@@ -86,16 +98,19 @@ class FakeEngine:
         result = self._run(plan)
         done, self.pending = ((plan, result), None) if not self.overlap else (self.pending, (plan, result))
         if done:
-            for output in self.scheduler.complete(*done):
-                self._take(output)
+            self._complete(*done)
         return plan
+
+    def _complete(self, plan: StepPlan, result: StepResult) -> None:
+        for output in self.scheduler.complete(plan, result):
+            self._take(output)
 
     def run(self, limit: int = 5000) -> None:
         while self.scheduler._all:
             self.step()
             assert self.steps < limit, "no end in sight"
         if self.pending:
-            self.scheduler.complete(*self.pending)
+            self._complete(*self.pending)
             self.pending = None
         assert self.scheduler.idle
 
@@ -134,6 +149,8 @@ class FakeEngine:
         for part in plan.requests:
             if part.fresh:
                 self._slot(part.slot)[:] = 0
+            if part.insert:
+                self._insert(part, *self.arrays.pop(part.request.id))
         assert len({p.slot for p in plan.requests}) == len(plan.requests) == len({p.lane for p in plan.requests})
         results, writes = [], []
         for part in plan.requests:
@@ -146,6 +163,21 @@ class FakeEngine:
         live = [(k, int(pool.ends[k].table[v])) for k in Kind for v, at in enumerate(pool.ends[k].place) if at >= 0]
         self.memory.poison(live)
         return StepResult(results)
+
+    def extract(self, id: str) -> tuple[Progress, tuple[int, list[int]]] | None:
+        """A running request's progress, and its state and latent rows."""
+        found = self.scheduler.locate(id)
+        if found is None:
+            return None
+        rows = self._rows(found.pages, found.progress.computed).tolist()
+        return found.progress, (int(self._slot(found.slot)[0]), rows)
+
+    def _insert(self, part, state: int, rows: list[int]) -> None:
+        assert len(rows) == part.start
+        self._slot(part.slot)[:] = state
+        page = self.scheduler.config.page
+        for position, row in enumerate(rows):
+            self.memory.unit(Kind.PAGE, part.pages[position // page])[position % page] = row
 
     def _forward(self, part) -> tuple[list[int], dict[int, int]]:
         id, page = part.request.id, self.scheduler.config.page
@@ -160,6 +192,7 @@ class FakeEngine:
         drawn: list[int] = []
         sure = len(part.tokens) - part.draft
         for i, token in enumerate(part.tokens):
+            assert token != LAST_SAMPLED or not part.request.lockstep
             token = int(self.lanes[part.lane]) if token == LAST_SAMPLED else token
             if i >= sure and token != drawn[-1]:
                 break  # a wrong guess: it and what follows is not absorbed

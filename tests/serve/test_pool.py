@@ -44,7 +44,9 @@ def drive(pool: UnifiedPool, operations: int, seed: int) -> None:
             for (k, v), place in settled.items():
                 assert (memory.unit(k, place) == content[k, v]).all()
             moves = pool.take_moves()
-            assert len({(m.kind, m.source) for m in moves}) == len(moves) == len({(m.kind, m.target) for m in moves})
+            sources, targets = {(m.kind, m.source) for m in moves}, {(m.kind, m.target) for m in moves}
+            assert len(sources) == len(moves) == len(targets) and sources.isdisjoint(targets)
+            rng.shuffle(moves)
             memory.move(moves)
             for k, v in fresh:
                 if (k, v) in content:
