@@ -17,7 +17,7 @@ from k3jax.model import logits_of, step
 from k3jax.params import Params
 from k3jax.rows import rectangle
 from k3jax.sample import Sampling, sample, sampling
-from k3jax.vision.splice import Images, Media, Splice
+from k3jax.vision.splice import Images, Media, media_chunk, prompt_images
 
 CHUNKS = (16, 64, 256)  # rows of one prefill step; boundaries stay on multiples of 64
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -80,7 +80,7 @@ def prefill(
     `images` gives each prompt the rows of its placeholder tokens. Returns the cache and the logits [B, vocab] after
     each row's last token. Donates `cache` and `logits`.
     """
-    splice = None if images is None else Splice(cfg, prompts, images)
+    seen = prompt_images(cfg, prompts, images)
     lengths = np.array([len(p) for p in prompts], np.int32)
     if logits is None:
         logits = jnp.zeros((len(prompts), cfg.vocab_size), jnp.float32)
@@ -92,7 +92,7 @@ def prefill(
             part = prompt[done : done + size]
             row[: len(part)] = part
         count = np.clip(lengths - done, 0, size).astype(np.int32)
-        media = None if splice is None else splice.chunk(done, size)
+        media = media_chunk(seen, done, size)
         cache, logits = prefill_chunk(cfg, params, jnp.asarray(tokens), jnp.asarray(count), cache, logits, media)
         done += size
     return cache, logits

@@ -126,7 +126,7 @@ def forward(
 
     With `cache` the tokens continue it. `lengths` [B] counts each row's real tokens when rows are padded on the
     right: padding never enters a state, and logits there mean nothing. `media` replaces the embeddings of image tokens
-    (rows of B * T, see `vision.Splice`). Differentiable; jitted once per shape.
+    (rows of B * T, see `vision.media_chunk`). Differentiable; jitted once per shape.
     Raises ValueError for ids outside the vocabulary or a cache without room (checked when values are concrete).
     """
     tokens, lengths, cache = _checked(cfg, tokens, lengths, cache)

@@ -9,7 +9,7 @@ from k3jax.vision.media_config import MediaConfig, read_media_config
 from k3jax.vision.picture import FORMATS, Limits, Picture, picture_of, read_picture
 from k3jax.vision.prompt import encode_chat, expand
 from k3jax.vision.resize import ImageSize, image_size
-from k3jax.vision.splice import Media, Splice
+from k3jax.vision.splice import Media, PromptImages, media_chunk
 from k3jax.vision.tower import check_vision, embed_packed, embed_pictures
 
 __all__ = [
@@ -19,13 +19,14 @@ __all__ = [
     "Media",
     "MediaConfig",
     "Picture",
-    "Splice",
+    "PromptImages",
     "check_vision",
     "embed_packed",
     "embed_pictures",
     "encode_chat",
     "expand",
     "image_size",
+    "media_chunk",
     "picture_of",
     "read_media_config",
     "read_picture",

@@ -15,48 +15,62 @@ Images = Sequence[np.ndarray]  # of one prompt, [tokens, text width] each, in th
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Media:
-    """Rows that replace the embeddings of tokens: `rows` [M, D] where `present` [M] bool."""
+    """What `step` takes: `rows` [M, D] replace the embeddings of the tokens where `present` [M] bool."""
 
     rows: jax.Array
     present: jax.Array
 
 
-class Splice:
-    """The images of ragged prompts, on the host, ready to be cut into chunks of any width."""
+class PromptImages:
+    """The images of one prompt, on the host, for any cut of it."""
 
-    def __init__(self, cfg: K3Config, prompts: Sequence[Sequence[int]], images: Sequence[Images]):
-        """`images[i]` are those of prompt i; ValueError unless their rows are as many as its placeholder tokens."""
-        if len(images) != len(prompts):
-            raise ValueError(f"images has {len(images)} entries for {len(prompts)} prompts; give one list per prompt")
-        self._width, self._dtype = cfg.hidden_size, jnp.dtype(cfg.dtype)
-        self._at: list[np.ndarray] = []  # per prompt [T] bool: an image token
-        self._rows: list[np.ndarray] = []  # per prompt [image tokens, D]
-        for i, (prompt, arrays) in enumerate(zip(prompts, images, strict=True)):
-            for array in arrays:
-                if array.ndim != 2 or array.shape[1] != self._width:
-                    raise ValueError(
-                        f"an image of prompt {i} has the shape {array.shape}; pass [tokens, {self._width}]"
-                        " as embed_pictures gives them"
-                    )
-            rows = [np.asarray(array, self._dtype) for array in arrays]
-            self._rows.append(np.concatenate([np.zeros((0, self._width), self._dtype), *rows]))
-            self._at.append(np.asarray(prompt, np.int64) == cfg.media_placeholder_token_id)
-            found = int(self._at[-1].sum())
-            if found != len(self._rows[-1]):
+    def __init__(self, cfg: K3Config, prompt: Sequence[int], images: Images, name: str = "the prompt"):
+        """ValueError unless the images have as many rows as the prompt has placeholder tokens."""
+        dtype = jnp.dtype(cfg.dtype)
+        for array in images:
+            if array.ndim != 2 or array.shape[1] != cfg.hidden_size:
                 raise ValueError(
-                    f"prompt {i} has {found} placeholder tokens for images of {len(self._rows[-1])} tokens;"
-                    " repeat each placeholder as often as its image has tokens"
+                    f"an image of {name} has the shape {array.shape}; pass [tokens, {cfg.hidden_size}]"
+                    " as embed_pictures gives them"
                 )
+        self.values = np.concatenate([np.zeros((0, cfg.hidden_size), dtype), *(np.asarray(x, dtype) for x in images)])
+        self.present = np.asarray(prompt, np.int64) == cfg.media_placeholder_token_id  # [T]
+        self.before = np.concatenate([[0], np.cumsum(self.present)])  # [T + 1], image tokens before each token
+        if self.before[-1] != len(self.values):
+            raise ValueError(
+                f"{name} has {self.before[-1]} placeholder tokens for images of {len(self.values)} tokens;"
+                " repeat each placeholder as often as its image has tokens"
+            )
 
-    def chunk(self, start: int, width: int) -> Media | None:
-        """For tokens start .. start + width of every prompt, as flat rows; None when no image is among them."""
-        present = np.zeros((len(self._at), width), bool)
-        rows = np.zeros((*present.shape, self._width), self._dtype)
-        for i, (at, values) in enumerate(zip(self._at, self._rows, strict=True)):
-            here = at[start : start + width]
-            first = int(at[:start].sum())
-            present[i, : len(here)] = here
-            rows[i, : len(here)][here] = values[first : first + here.sum()]
-        if not present.any():
-            return None
-        return Media(rows=jnp.asarray(rows.reshape(-1, self._width)), present=jnp.asarray(present.reshape(-1)))
+    def cut(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """(rows [n, D], present [n]) of tokens start .. stop, or to the prompt's end; 0 where no image is present."""
+        present = self.present[start:stop]
+        rows = np.zeros((len(present), self.values.shape[1]), self.values.dtype)
+        if present.any():
+            first = self.before[start]
+            rows[present] = self.values[first : first + present.sum()]
+        return rows, present
+
+
+def media_chunk(prompts: Sequence[PromptImages], start: int, width: int) -> Media | None:
+    """Tokens start .. start + width of every prompt as rows [B * width]; None when no image is among them."""
+    if not any(prompt.present[start : start + width].any() for prompt in prompts):
+        return None
+    present = np.zeros((len(prompts), width), bool)
+    rows = np.zeros((*present.shape, prompts[0].values.shape[1]), prompts[0].values.dtype)
+    for i, prompt in enumerate(prompts):
+        some, here = prompt.cut(start, start + width)
+        rows[i, : len(here)], present[i, : len(here)] = some, here
+    return Media(rows=jnp.asarray(rows.reshape(-1, rows.shape[-1])), present=jnp.asarray(present.reshape(-1)))
+
+
+def prompt_images(
+    cfg: K3Config, prompts: Sequence[Sequence[int]], images: Sequence[Images] | None
+) -> list[PromptImages]:
+    """One entry per prompt, none at all without images; ValueError unless each prompt has its list."""
+    if images is None:
+        return []
+    if len(images) != len(prompts):
+        raise ValueError(f"images has {len(images)} entries for {len(prompts)} prompts; give one list per prompt")
+    pairs = enumerate(zip(prompts, images, strict=True))
+    return [PromptImages(cfg, prompt, some, f"prompt {i}") for i, (prompt, some) in pairs]

@@ -7,7 +7,7 @@ import pytest
 import k3jax
 from k3jax import decode
 from k3jax.decode import prefill, prefill_chunk, stream
-from k3jax.vision import Splice, embed_packed, expand
+from k3jax.vision import PromptImages, embed_packed, expand, media_chunk
 from k3jax.vision.pack import pack
 from tests.conftest import relative_l2
 
@@ -51,7 +51,7 @@ def test_expansion_counts_images():
 def test_golden_logits_and_every_prefix(prompt):
     cfg, params, ids, rows, gold = prompt
     tokens = np.array([ids])
-    media = Splice(cfg, [ids], [[rows]]).chunk(0, len(ids))
+    media = media_chunk([PromptImages(cfg, ids, [rows])], 0, len(ids))
     embeds = np.where(media.present[:, None], media.rows, np.asarray(params.embed.astype(jnp.float32))[ids])
     assert relative_l2(embeds, gold["mm.inputs_embeds"]) < 5e-5
     logits, _, taps = k3jax.forward_with_intermediates(cfg, params, tokens, media=media)
@@ -78,7 +78,7 @@ def test_an_image_across_the_boundary_of_two_chunks(prompt):
     pad = cfg.media_placeholder_token_id
     ids = [*range(10), *[pad] * 24, 7, 8, *[pad] * 5, 9]  # 42 tokens, the first image in three chunks of 16
     images = [other_rows(0, 24, cfg), other_rows(1, 5, cfg)]
-    media = Splice(cfg, [ids], [images]).chunk(0, len(ids))
+    media = media_chunk([PromptImages(cfg, ids, images)], 0, len(ids))
     whole, _ = k3jax.forward(cfg, params, np.array([ids]), media=media)
     assert relative_l2(after(cfg, params, [ids], [images])[0], whole[0, -1]) < 5e-5
 
@@ -117,9 +117,9 @@ def test_generate_and_stream_see_the_image(prompt):
 
 def test_chunks_without_an_image_run_the_text_program(prompt):
     cfg, params, ids, rows, _ = prompt
-    splice = Splice(cfg, [ids], [[rows]])
-    assert splice.chunk(0, 4) is None and splice.chunk(10, 16) is None and splice.chunk(32, 16) is None
-    assert splice.chunk(3, 2).present.tolist() == [False, True]
+    seen = [PromptImages(cfg, ids, [rows]), PromptImages(cfg, [1, 2], [])]
+    assert media_chunk(seen, 0, 4) is None and media_chunk(seen, 10, 16) is None and media_chunk(seen, 32, 16) is None
+    assert media_chunk(seen, 3, 2).present.tolist() == [False, True, False, False]
     after(cfg, params, [[1, 2, 3]])
     programs = prefill_chunk._cache_size()
     after(cfg, params, [[1, 2, 3]], [[]])
@@ -128,11 +128,25 @@ def test_chunks_without_an_image_run_the_text_program(prompt):
 
 def test_bad_images_are_named(prompt):
     cfg, params, ids, rows, _ = prompt
-    with pytest.raises(ValueError, match="prompt 0 has 6 placeholder tokens for images of 5 tokens"):
-        Splice(cfg, [ids], [[rows[:5]]])
+    with pytest.raises(ValueError, match="the prompt has 6 placeholder tokens for images of 5 tokens"):
+        PromptImages(cfg, ids, [rows[:5]])
     with pytest.raises(ValueError, match=r"shape \(6, 3\)"):
-        Splice(cfg, [ids], [[rows[:, :3]]])
-    with pytest.raises(ValueError, match="2 entries for 1 prompts"):
-        k3jax.generate(cfg, params, [ids], images=[[rows], []])
-    with pytest.raises(ValueError, match="0 entries for 1 prompts"):
-        Splice(cfg, [ids], [])
+        PromptImages(cfg, ids, [rows[:, :3]])
+    for images in ([[rows], []], []):
+        with pytest.raises(ValueError, match=f"{len(images)} entries for 1 prompts"):
+            k3jax.generate(cfg, params, [ids], images=images)
+    with pytest.raises(ValueError, match="1 entries for 2 prompts"):
+        prefill(cfg, params, [ids, ids], k3jax.init_cache(cfg, 2, 64), images=[[rows]])
+    with pytest.raises(ValueError, match="prompt 1 has 0 placeholder tokens for images of 6"):
+        k3jax.generate(cfg, params, [ids, [1, 2]], images=[[rows], [rows]])
+
+
+def test_any_cut_of_a_prompt_has_its_rows(prompt):
+    cfg, _, ids, rows, _ = prompt
+    seen = PromptImages(cfg, ids, [rows[:4], rows[4:]])
+    whole, present = seen.cut(0, len(ids))
+    assert np.array_equal(whole[4:10], rows) and present.sum() == 6 and not whole[~present].any()
+    for start in range(len(ids) + 1):
+        for stop in range(start, len(ids) + 3):
+            part, here = seen.cut(start, stop)
+            assert np.array_equal(part, whole[start:stop]) and np.array_equal(here, present[start:stop])
