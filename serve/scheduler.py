@@ -340,7 +340,7 @@ class Scheduler:
     def _admit(self, slices: list[Slice], budget: int) -> bool:
         """Start waiting requests while rows, lanes and memory last; True if rows are what was lacking."""
         while self._lanes and (s := self.waiting.first()):
-            if not self._chunk(0, len(s.tokens), budget):
+            if not self._chunk(s.inserted, len(s.tokens), budget):
                 return True
             reserve = self.ratio.pages([*self.running, s], self.config.page) if self.running else 0
             part = self.memory.start(s, reserve, cached=True)
