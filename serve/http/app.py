@@ -42,7 +42,8 @@ def create_app(backend: Backend, tokenizer: Tokenizer, options: Options | None =
 
 
 async def _page() -> FileResponse:
-    return FileResponse(STATIC / "index.html")
+    headers = {"Content-Security-Policy": "default-src 'self'; img-src data:; frame-ancestors 'none'"}
+    return FileResponse(STATIC / "index.html", headers=headers)
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
