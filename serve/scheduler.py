@@ -339,7 +339,11 @@ class Scheduler:
 
     def _admit(self, slices: list[Slice], budget: int) -> bool:
         """Start waiting requests while rows, lanes and memory last; True if rows are what was lacking."""
-        while self._lanes and (s := self.waiting.first()):
+        for s in list(self.waiting) if self._lanes else ():
+            if not self._lanes:
+                break
+            if self.memory.follow(s, slices):
+                continue
             if not self._chunk(s.inserted, len(s.tokens), budget):
                 return True
             reserve = self.ratio.pages([*self.running, s], self.config.page) if self.running else 0

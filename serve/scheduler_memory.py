@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 
+from serve.memory.keys import common_pages
 from serve.memory.node import Node
 from serve.memory.pool import Kind, Pool
 from serve.memory.tree import PrefixTree
@@ -110,15 +111,40 @@ class Residency:
         if not part.prefill:
             track = end // self.track * self.track
             return [(track, "decode")] if track > part.start else []
-        wanted = [(s.branch, "branch"), (end // self.grid * self.grid, "end")]
+        wanted = [(s.branch, "branch"), *((fork, "branch") for fork in sorted(s.forks, reverse=True))]
         wanted += [(b // self.grid * self.grid, "hint") for b in sorted(s.request.breakpoints, reverse=True)]
+        wanted = [(length, origin) for length, origin in wanted if part.start < length <= end]
+        wanted.insert(1, (end // self.grid * self.grid, "end"))
         if end == len(s.tokens):  # the same prompt again can use all but its last token
             wanted.append(((end - 1) // self.grid * self.grid, "end"))
         points: dict[int, str] = {}
         for length, origin in wanted:
-            if part.start < length <= end:
+            if part.start < length:
                 points.setdefault(length, origin)
         return list(points.items())[:MAX_SNAPSHOTS]
+
+    def follow(self, s: Sequence, slices: list[Slice]) -> bool:
+        """Whether a waiting request had better wait for the state of one that prefills the same tokens now.
+
+        The leader is asked to keep its state where the two part. A request waits for one leader at most.
+        """
+        if s.leader is not None:
+            return s.leader.lane >= 0 and s.leader.collected < s.fork
+        if not self.cache or s.inserted or s.retracted:
+            return False
+        keys, limit = s.page_keys(self.page), (len(s.tokens) - 1) // self.page
+        leader, fork = None, 0
+        for part in slices:
+            if part.prefill:
+                shared = common_pages(part.sequence.keys, keys, 0, limit) * self.page // self.grid * self.grid
+                if shared > max(fork, part.start):
+                    leader, fork = part.sequence, shared
+        if leader is None or fork <= self.tree.lookup(keys, limit).resume * self.page:
+            return False
+        s.leader, s.fork = leader, fork
+        leader.forks.append(fork)
+        self.counts["followers"] += 1
+        return True
 
     def keep(self, slices: list[Slice]) -> None:
         """Find slots for the states that this step can leave behind; where there is none, the state is not kept."""
@@ -136,6 +162,8 @@ class Residency:
     def collect(self, part: Slice, current: bool, computed: int) -> None:
         """After a step: give the kept states to the tree, with the pages before them; free those that are void."""
         s = part.sequence
+        if current:
+            s.collected = part.end
         for kept in sorted(part.kept, key=lambda k: k.length):
             if not current or kept.length > computed:
                 self.pool.free(Kind.STATE, [kept.slot])

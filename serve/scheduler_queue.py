@@ -32,6 +32,3 @@ class WaitingQueue:
         at = bisect.bisect_left(self._entries, key, key=lambda entry: entry[0])
         assert self._entries[at][1] is sequence
         del self._entries[at]
-
-    def first(self) -> Sequence | None:
-        return self._entries[0][1] if self._entries else None

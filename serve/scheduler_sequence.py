@@ -15,16 +15,20 @@ class Sequence:
         "arrival",
         "branch",
         "cached",
+        "collected",
         "computed",
         "draft",
         "drawn",
         "finish",
+        "fork",
+        "forks",
         "guessing",
         "held",
         "inserted",
         "items",
         "keys",
         "lane",
+        "leader",
         "node",
         "number",
         "prefill_end",
@@ -51,6 +55,8 @@ class Sequence:
         self.lane = -1
         self.inserted = 0  # tokens whose state and latent rows arrive with the first step
         self.draft: list[int] = []
+        self.leader: Sequence | None = None  # the running request whose state at `fork` this one waits for
+        self.fork = 0
         self.forget()
         if progress:
             self.inserted = progress.computed
@@ -65,6 +71,8 @@ class Sequence:
         self.held = 0  # pages in the table; the first node.end of them belong to the tree
         self.node: Node | None = None
         self.computed = self.prefill_end = self.write_from = self.branch = 0
+        self.collected = 0  # tokens whose steps are complete: states kept up to there are in the tree
+        self.forks: list[int] = []  # lengths at which waiting requests branch off
         self.track: Node | None = None  # the last state kept while decoding
 
     @property
@@ -103,6 +111,7 @@ class Sequence:
         self.table[: len(table)] = table
         self.held, self.slot = len(table), slot
         self.prefill_end = len(self.tokens)
+        self.leader = None
         self.computed = self.inserted or match.resume * page
         self.write_from = match.pages * page
         self.node = match.node

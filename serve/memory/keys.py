@@ -23,6 +23,20 @@ def extend_keys(keys: list[bytes], items: Sequence[int | str | bytes], page: int
         keys.append(previous)
 
 
+def common_pages(a: Sequence[bytes], b: Sequence[bytes], offset: int, limit: int) -> int:
+    """Leading digests that `a` shares with `b[offset:limit]`. A digest covers all before it: bisect."""
+    low, high = 0, min(len(a), limit - offset, len(b) - offset)
+    if high and a[high - 1] == b[offset + high - 1]:
+        return high
+    while low < high:
+        middle = (low + high) // 2
+        if a[middle] == b[offset + middle]:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
 def checkpoint_grid(page: int, kda_chunk: int = 64, dcp: int = 1) -> int:
     """Prefix lengths, in tokens, at which prefill may keep a state (spec serving 3.5)."""
     chunk = max(kda_chunk, page)

@@ -4,6 +4,8 @@ import heapq
 import itertools
 from collections.abc import Sequence
 
+from serve.memory.keys import common_pages
+
 
 class Node:
     """An edge of whole pages. `state` is the KDA state after the node's last token, or none.
@@ -54,17 +56,8 @@ class Node:
         return self.pages is not None and all(c.pages is None for c in self.children.values())
 
     def common(self, keys: Sequence[bytes], limit: int) -> int:
-        """Leading pages of this edge that `keys[start:limit]` shares. A digest covers all before it: bisect."""
-        low, high = 0, min(len(self.keys), limit - self.start)
-        if high and self.keys[high - 1] == keys[self.start + high - 1]:
-            return high
-        while low < high:
-            middle = (low + high) // 2
-            if self.keys[middle] == keys[self.start + middle]:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        """Leading pages of this edge that `keys[start:limit]` shares."""
+        return common_pages(self.keys, keys, self.start, limit)
 
     def path(self) -> list["Node"]:
         """Nodes from the root's child to this one."""

@@ -159,6 +159,40 @@ def test_breakpoints_plant_states():
     assert e.cached["b"] == 16
 
 
+def test_equal_prompts_at_once_are_computed_once():
+    e = engine(states=30, max_running=8, max_tokens=256)
+    requests = [e.submit(f"r{i}", [3] * 50, 4, seed=i) for i in range(6)]
+    e.run()
+    assert [e.cached[r.id] for r in requests] == [0] + [48] * 5
+    assert all(e.outputs[r.id] == alone(r) for r in requests)
+    assert sum(p.rows for p in e.plans) == 50 + 5 * 2 + 6 * 3
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_waiting_requests_share_a_fork_with_one_that_prefills(overlap):
+    """The leader keeps its state where they part, whichever of its chunks that is in."""
+    e = engine(states=30, pages=200, max_running=8, max_tokens=32)
+    e.overlap = overlap
+    first = e.submit("first", [3] * 90, 4)
+    e.step()
+    rest = [e.submit(f"r{i}", [3] * 50 + [10 + i] * 20, 4) for i in range(4)]
+    e.run()
+    assert [e.cached[r.id] for r in [first, *rest]] == [0, 48, 48, 48, 48]
+    assert all(e.outputs[r.id] == alone(r) for r in [first, *rest])
+
+
+def test_followers_go_on_when_their_leader_leaves():
+    e = engine(states=30, pages=200, max_running=8, max_tokens=32)
+    e.submit("first", [3] * 90, 4)
+    e.step()
+    follower = e.submit("follower", [3] * 80, 4)
+    e.step()
+    assert "follower" not in order(e)
+    e.scheduler.finish("first")
+    e.run()
+    assert e.outputs["follower"] == alone(follower) and e.cached["follower"] == 64
+
+
 def test_decoding_leaves_one_state_behind():
     e = engine(states=30)
     request = e.submit("a", [1] * 10, 60)
