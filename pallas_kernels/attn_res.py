@@ -8,6 +8,9 @@ import jax.numpy as jnp
 
 from pallas_kernels.attn_res_ref import attn_res_ref
 from pallas_kernels.common import HIGHEST, Floor, accumulator, choose
+from pallas_kernels.gpu import differentiable, why_not_triton
+
+FEWEST_TOKENS = 256  # below, XLA's fusions are as fast
 
 
 def attn_res_mix(
@@ -24,8 +27,32 @@ def attn_res_mix(
             f"attn_res_mix: sources {[r.shape for r in rows]} and score_weight {score_weight.shape} do not fit;"
             " pass at least one source, all [..., D], and score_weight [D]"
         )
-    if choose("attn_res_mix", impl, ("xla", "ref")) == "ref":
+    reason = _why_not_kernel(rows)
+    kernel = () if reason else ("triton",)
+    tokens = rows[0].size // rows[0].shape[-1]
+    usable = (*kernel, "xla", "ref") if tokens >= FEWEST_TOKENS else ("xla", *kernel, "ref")
+    impl = choose("attn_res_mix", impl, usable, {"triton": reason or ""})
+    if impl == "ref":
         return attn_res_ref(rows, score_weight, eps)
+    if impl == "triton":
+        from pallas_kernels.attn_res_triton import mix
+
+        return differentiable(lambda rows, w: mix(rows, w, eps), lambda rows, w: _xla(rows, w, eps))(rows, score_weight)
+    return _xla(rows, score_weight, eps)
+
+
+def _why_not_kernel(rows: list[jax.Array]) -> str | None:
+    D = rows[0].shape[-1]
+    if len(rows) > 9 or D > 8192 or D % 64 or rows[0].size == 0:
+        return (
+            f"it mixes up to 9 sources of up to 8192 channels, a multiple of 64, and got {len(rows)} of {rows[0].shape}"
+        )
+    if any(r.dtype != jnp.bfloat16 for r in rows):
+        return f"it reads bfloat16 and got {sorted({str(r.dtype) for r in rows})}"
+    return why_not_triton()
+
+
+def _xla(rows, score_weight, eps):
     dtype = accumulator(*rows)
     weight = score_weight.astype(dtype)
     wide = [r.astype(dtype) for r in rows]

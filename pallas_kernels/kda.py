@@ -5,7 +5,9 @@ import jax.numpy as jnp
 
 from pallas_kernels.common import Floor, accumulator, cdiv, choose
 from pallas_kernels.conv import short_conv
+from pallas_kernels.gpu import differentiable
 from pallas_kernels.kda_chunk import TILE, chunk_scan
+from pallas_kernels.kda_gpu import CHUNK, run_kernel, why_not_kernel
 from pallas_kernels.kda_ref import kda_recurrent, kda_recurrent_packed, kda_step
 
 __all__ = ["floor", "kda", "kda_gate", "kda_step", "kda_step_slots", "l2_norm", "short_conv"]
@@ -78,7 +80,13 @@ def kda(
             f"kda: initial_state {initial_state.shape} does not fit;"
             f" pass [{sequences}, {H}, {K}, {V}] (sequences, H, K, V)"
         )
-    impl = choose("kda", impl, ("xla", "ref"))
+    reason = why_not_kernel(q, v, chunk_size)
+    kernel = () if reason else ("triton",)
+    usable = (*kernel, "xla", "ref") if T >= CHUNK else ("xla", *kernel, "ref")
+    impl = choose("kda", impl, usable, {"triton": reason or ""})
+    if impl == "triton":
+        options = dict(lower_bound=lower_bound, chunk_size=chunk_size, return_states=return_states)
+        return _kernel(q, k, v, g, beta, initial_state, cu_seqlens, options)
     out_dtype = v.dtype
     q, k, v, g, beta, initial_state = (a.astype(dtype) for a in (q, k, v, g, beta, initial_state))
     inputs = (q, k, v, g, beta, initial_state)
@@ -95,6 +103,21 @@ def kda(
         o, final, states = _dense(*inputs, lower_bound, chunk_size)
     o = o.astype(out_dtype)
     return (o, final, states) if return_states else (o, final)
+
+
+def _kernel(q, k, v, g, beta, initial_state, cu_seqlens, options):
+    H, K = q.shape[2:]
+    every = options["chunk_size"] if options["return_states"] else 0
+
+    def forward(q, k, v, g, beta, initial_state, cu):
+        unused = jnp.zeros(H), jnp.zeros((H, K))
+        bound = options["lower_bound"]
+        return run_kernel(q, k, v, g, beta, *unused, initial_state, cu, raw=False, bound=bound, every=every)
+
+    def definition(q, k, v, g, beta, initial_state, cu):
+        return kda(q, k, v, g, beta, initial_state, cu_seqlens=cu, impl="xla", **options)
+
+    return differentiable(forward, definition)(q, k, v, g, beta, initial_state, cu_seqlens)
 
 
 def _dense(q, k, v, g, beta, initial_state, lower_bound, C):
