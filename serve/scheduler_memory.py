@@ -79,7 +79,10 @@ class Residency:
         if match.state_node and match.state_node.state is None:
             self.tree.load_state(match.state_node, s.slot)
         part = Slice(s, [], s.computed, samples=False, prefill=True, fresh=not s.computed, source=match.state_node)
-        part.insert, s.inserted = s.inserted > 0, 0
+        if s.parked:
+            self.tree.unpark(s.parked, s.slot, s.table[: len(s.parked.pages)].tolist())
+        part.insert = s.inserted > 0 and s.parked is None
+        s.inserted, s.parked = 0, None
         return part
 
     def grow(self, missing: dict[Sequence, int]) -> None:
@@ -94,6 +97,18 @@ class Residency:
     def locate(self, s: Sequence) -> Location:
         pages = self.pool.physical(Kind.PAGE, s.table[: -(-s.computed // self.page)])
         return Location(Progress(tuple(s.tokens[s.prompt_length :]), s.computed), self._slot(s.slot), pages)
+
+    def park(self, s: Sequence) -> None:
+        """Before the release of a retracted request: keep its state and pages on the host, where there is one."""
+        if s.computed and not (s.unread and s.guessing):
+            s.parked = self.tree.park(s.slot, s.table[: -(-s.computed // self.page)].tolist())
+            s.inserted = s.computed if s.parked else 0
+
+    def discard(self, s: Sequence) -> None:
+        """Free what a waiting request has on the host."""
+        if s.parked:
+            self.tree.unpark(s.parked)
+            s.parked = None
 
     def release(self, s: Sequence) -> None:
         """Free what is the request's own; what it gave to the tree stays there."""

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from serve.memory.host import Parked
 from serve.memory.keys import extend_keys
 from serve.memory.node import Node
 from serve.memory.tree import Match
@@ -31,6 +32,7 @@ class Sequence:
         "leader",
         "node",
         "number",
+        "parked",
         "prefill_end",
         "request",
         "retracted",
@@ -53,7 +55,8 @@ class Sequence:
         self.finish: FinishReason | None = None
         self.retracted = self.guessing = False  # guessing: the step in flight verifies a draft
         self.lane = -1
-        self.inserted = 0  # tokens whose state and latent rows arrive with the first step
+        self.inserted = 0  # tokens whose state and latent rows arrive with the first step, from elsewhere or the host
+        self.parked: Parked | None = None
         self.draft: list[int] = []
         self.leader: Sequence | None = None  # the running request whose state at `fork` this one waits for
         self.fork = 0

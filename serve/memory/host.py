@@ -14,6 +14,14 @@ class Transfer:
     device: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Parked:
+    """Host handles of a paused request's state and pages."""
+
+    state: int
+    pages: list[int]
+
+
 class HostMemory:
     """Handles for units kept in host memory: small integers per kind, reused once freed."""
 

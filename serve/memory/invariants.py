@@ -79,4 +79,5 @@ def check_tree(tree: Nodes) -> None:
     if tree.host:
         kept = sum(len(n.host_pages or ()) for n in nodes), sum(n.host_state is not None for n in nodes)
         g, waiting = tree.host.geometry, sum(tree.host.geometry.unit(k) for k, _ in tree.host._freed)
-        assert kept[0] * g.page + kept[1] * g.state + waiting == tree.host.used <= tree.host.total, "host bytes"
+        held = kept[0] * g.page + kept[1] * g.state + tree.parked
+        assert held + waiting == tree.host.used <= tree.host.total, "host bytes do not add up"

@@ -3,7 +3,7 @@
 import collections
 from collections.abc import Sequence
 
-from serve.memory.host import HostMemory, Transfer
+from serve.memory.host import HostMemory, Parked, Transfer
 from serve.memory.node import LeafQueue, Node
 from serve.memory.pool import Kind, Pool
 
@@ -24,6 +24,7 @@ class Nodes:
         self.evictable_pages = 0
         self.stores: list[Transfer] = []
         self.loads: list[Transfer] = []
+        self.parked = 0  # bytes that paused requests have on the host
         self.counts: collections.Counter[str] = collections.Counter()
         self._tick = 0
         self._state_order: collections.OrderedDict[Node, None] = collections.OrderedDict()
@@ -231,6 +232,28 @@ class Nodes:
             if node is not keep and node.alive:
                 self._drop_host(node)
         return self.host.fits(states, pages)
+
+    def park(self, slot: int, pages: list[int]) -> Parked | None:
+        """Copy a paused request's state and pages to the host, if they fit there. They stay until `unpark`."""
+        if not self._host_room(self.root, 1, len(pages)):
+            return None
+        [state] = self._store(Kind.STATE, [slot])
+        parked = Parked(state, self._store(Kind.PAGE, pages))
+        self.parked += self._parked_bytes(parked)
+        return parked
+
+    def unpark(self, parked: Parked, slot: int | None = None, pages: Sequence[int] = ()) -> None:
+        """Queue the way back into a slot and pages, or without a slot forget what was parked."""
+        assert self.host
+        if slot is not None:
+            self.loads.append(Transfer(Kind.STATE, parked.state, slot))
+            self.loads += [Transfer(Kind.PAGE, h, v) for h, v in zip(parked.pages, pages, strict=True)]
+        self.host.free(Kind.STATE, [parked.state], after_step=slot is not None)
+        self.host.free(Kind.PAGE, parked.pages, after_step=slot is not None)
+        self.parked -= self._parked_bytes(parked)
+
+    def _parked_bytes(self, parked: Parked) -> int:
+        return self.pool.geometry.state + len(parked.pages) * self.pool.geometry.page
 
     def _drop_host(self, node: Node) -> None:
         if node.pages is None and node.page_lock == 0:

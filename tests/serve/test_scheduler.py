@@ -5,19 +5,22 @@ import sys
 
 import pytest
 
+from serve.memory.host import HostMemory
+from serve.memory.invariants import check_tree
 from serve.memory.pool import Geometry, UnifiedPool
 from serve.scheduler import Scheduler
 from serve.scheduler_config import SchedulerConfig
-from serve.types import FinishReason, Unavailable
+from serve.types import FinishReason, Progress, Request, SamplingParams, Unavailable
 from tests.serve.fake_engine import FakeEngine, alone
 
 PAGE = 4
 
 
-def engine(pages: int = 100, states: int = 12, **options) -> FakeEngine:
+def engine(pages: int = 100, states: int = 12, host: int | None = None, **options) -> FakeEngine:
     pool = UnifiedPool(Geometry(16 * (1 + states) + PAGE * pages, 16, PAGE))
+    memory = HostMemory(host, pool.geometry) if host else None
     settings = dict(page=PAGE, kda_chunk=8, max_tokens=32, max_running=4, decode_interval=8) | options
-    return FakeEngine(Scheduler(SchedulerConfig(**settings), pool))
+    return FakeEngine(Scheduler(SchedulerConfig(**settings), pool, memory))
 
 
 def order(e: FakeEngine) -> list[str]:
@@ -79,6 +82,37 @@ def test_the_retracted_one_has_the_least_to_lose():
     assert e.outputs["new"] == alone(new.request)
 
 
+def test_with_host_memory_a_retracted_request_goes_on_where_it_was():
+    e = engine(pages=14, states=4, max_running=2, reserve=0.0, host=4000)
+    e.submit("old", [1] * 16, 50)
+    for _ in range(20):
+        e.step()
+    new = e.submit("new", [2] * 16, 40)
+    while not e.scheduler.counts["retracted"]:
+        e.step()
+    [waiting] = e.scheduler.waiting
+    known = len(waiting.tokens)
+    e.run()
+    back = next(p for p in e.plans if p.loads)
+    assert [(r.start, r.tokens[0]) for r in back.requests if r.request is new] == [
+        (known - 1, waiting.tokens[known - 1])
+    ]
+    assert e.outputs["new"] == alone(new) and e.scheduler.tree.parked == 0
+
+
+def test_a_parked_request_that_is_aborted_leaves_the_host():
+    e = engine(pages=14, states=4, max_running=2, reserve=0.0, host=4000)
+    for i in range(2):
+        e.submit(f"r{i}", [i] * 16, 40)
+    while not e.scheduler.counts["retracted"]:
+        e.step()
+    [waiting] = e.scheduler.waiting
+    assert e.scheduler.tree.parked > 0
+    e.scheduler.finish(waiting.request.id)
+    assert e.scheduler.tree.parked == 0
+    check_tree(e.scheduler.tree)
+
+
 def test_drain_finishes_what_is_here_and_refuses_the_rest():
     e = engine()
     requests = [e.submit(f"r{i}", [1, 2, i], 5) for i in range(6)]
@@ -122,6 +156,14 @@ def test_an_id_in_use_is_refused():
     with pytest.raises(ValueError, match="request id 'x' is in use"):
         e.submit("x", [1], 4)
     assert not e.scheduler.finish("unknown")
+
+
+@pytest.mark.parametrize("progress", [Progress((), 0), Progress((5,), 4), Progress((5, 6), 3)])
+def test_a_hand_over_needs_something_done_and_something_left(progress):
+    e = engine()
+    request = Request("x", (1, 2, 3), SamplingParams(2))
+    with pytest.raises(ValueError, match=f"comes with {progress.computed} of"):
+        e.scheduler.submit(request, 0.0, progress)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ def check_empty(s: Scheduler) -> None:
     assert s.tree.evictable_pages == s.tree.pages and s.tree.evictable_states == s.tree.states
     assert sorted(s._lanes) == list(range(s.config.max_running))
     s.flush_cache()
+    assert s.tree.parked == 0 and (s.tree.host is None or s.tree.host.used == 0)
     assert s.pool.live(Kind.STATE) == s.pool.live(Kind.PAGE) == s.tree.nodes == 0
 
 
@@ -57,6 +58,7 @@ VARIANTS = {
     "cache off": {"prefix_cache": False},
     "static, overlap": {"static": True, "overlap": True},
     "host, overlap": {"host": 400, "overlap": True},
+    "host, drafts, overlap": {"host": 400, "draft": True, "overlap": True},
     "drafts": {"draft": True},
     "drafts, overlap": {"draft": True, "overlap": True},
 }
