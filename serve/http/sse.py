@@ -14,11 +14,12 @@ from serve.http.errors import as_api_error, error_body
 
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 CLIENT_GONE = 499  # nobody reads it; it marks the log
 
 
 def event(data: Mapping[str, Any]) -> bytes:
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return f"data: {_encode(data)}\n\n".encode()
 
 
 class EventStream(Response):

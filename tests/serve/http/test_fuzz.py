@@ -9,8 +9,14 @@ from serve.http.app import create_app
 from tests.serve.http.fake import Fake
 
 
-@pytest.mark.parametrize("mode", GenerationMode)
-@pytest.mark.parametrize("examples", [2, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("mode", "examples"),
+    [
+        (GenerationMode.NEGATIVE, 2),
+        pytest.param(GenerationMode.NEGATIVE, 60, marks=pytest.mark.slow),
+        pytest.param(GenerationMode.POSITIVE, 60, marks=pytest.mark.slow),
+    ],
+)
 def test_no_server_errors(tok, mode, examples):
     """Valid requests and spoilt ones, for every operation."""
     app = create_app(Fake(tok, script=lambda request: "Hi.", step=100), tok)

@@ -17,14 +17,17 @@ def walk(tok, matcher, seed=0, limit=4000):
         if stops and rng.random() < 0.8 or len(stops) == len(allowed):
             return ids
         allowed = [id for id in allowed if id not in stops]
-        controls = [id for id in allowed if tok.is_special(id)] or [id for id in allowed if id in closers]
+        controls = [id for id in allowed if tok.is_special(id)]
+        closing = [id for id in allowed if id in closers]
         plain = [id for id in allowed if tok.token_bytes(id).isalnum()]
-        if controls and rng.random() < 0.5:
+        if controls and rng.random() < (0.5 if len(ids) < 300 else 0.95):
             pool = controls
+        elif closing and rng.random() < 0.5:
+            pool = closing
         elif plain and rng.random() < 0.9:
             pool = plain
         else:
             pool = allowed
         ids.append(rng.choice(pool))
         assert matcher.accept(ids[-1])
-    raise AssertionError(f"no end within {limit} tokens: {tok.decode(ids[:300])}")
+    raise AssertionError(f"no end within {limit} tokens: {tok.decode(ids[:200])} ... {tok.decode(ids[-300:])}")
