@@ -17,6 +17,7 @@ from pallas_kernels.kda_step_triton import (
     l2_norm,
     load_taps,
     log_decay,
+    read,
     shift,
 )  # fmt: skip
 
@@ -47,18 +48,19 @@ def decode_kernel(
     decay = tl.load(f + here).to(tl.float32)
     rate, bias = tl.load(a_log + h), tl.load(dt_bias + head)
     strength = tl.load(b + row * H + h).to(tl.float32)
-    opening = tl.load(gate + here).to(tl.float32)
-    gain = tl.load(norm_weight + d)
+    across = d[None, :]
+    opening = tl.load(gate + row * H * D + h * D + across).to(tl.float32)
+    gain = tl.load(norm_weight + across)
     q = l2_norm(conv(q_in))
     k = l2_norm(conv(k_in))
     v = conv(v_in)
     state = advance(state, k, v, log_decay(decay, rate, bias, BOUND), tl.sigmoid(strength))
     tl.store(tile, state)
-    o = tl.sum(state * q[:, None], axis=0)
+    o = gated_norm(read(state, q), opening, gain, D, EPS)
     shift(q_in, windows, head, C)
     shift(k_in, windows, H * D + head, C)
     shift(v_in, windows, 2 * H * D + head, C)
-    tl.store(out + here, gated_norm(o, opening, gain, D, EPS).to(out.dtype.element_ty))
+    tl.store(out + row * H * D + h * D + across, o.to(out.dtype.element_ty))
 
 
 @triton.jit
@@ -98,9 +100,10 @@ def verify_kernel(
         at = row * H * D + head
         v = tl.load(v_out + at).to(tl.float32)
         state = advance(state, tl.load(k_out + at), v, tl.load(g_out + at), tl.load(beta_out + row * H + h))
-        o = tl.sum(state * tl.load(q_out + at)[:, None], axis=0)
-        o = gated_norm(o, tl.load(gate + at).to(tl.float32), tl.load(norm_weight + d), D, EPS)
-        tl.store(out + at, o.to(out.dtype.element_ty))
+        across = row * H * D + h * D + d[None, :]
+        opening, gain = tl.load(gate + across).to(tl.float32), tl.load(norm_weight + d[None, :])
+        o = gated_norm(read(state, tl.load(q_out + at)), opening, gain, D, EPS)
+        tl.store(out + across, o.to(out.dtype.element_ty))
 
 
 @triton.jit

@@ -30,11 +30,8 @@ def conv_load(row, weight, window, at, C: tl.constexpr):
 @triton.jit
 def load_taps(weight, at):
     """The four taps of channels `at`, the newest token's first."""
-    taps = tl.load(weight + at[:, None] * 4 + tl.arange(0, 4)[None, :])
-    even, odd = tl.split(taps.reshape([at.shape[0], 2, 2]))  # taps 0 and 2, taps 1 and 3
-    oldest, third = tl.split(even)
-    second, newest = tl.split(odd)
-    return newest, third, second, oldest
+    taps = weight + at * 4
+    return tl.load(taps + 3), tl.load(taps + 2), tl.load(taps + 1), tl.load(taps)
 
 
 @triton.jit
@@ -72,8 +69,14 @@ def log_decay(f, a_log, dt_bias, BOUND: tl.constexpr):
 
 
 @triton.jit
+def read(state, q):
+    """Unscaled output [1, V] of a state [K, V] for a normalised query [K]; in two dimensions to keep the layout."""
+    return tl.sum(state * q[:, None], axis=0, keep_dims=True)
+
+
+@triton.jit
 def gated_norm(o, gate, weight, D: tl.constexpr, EPS: tl.constexpr):
-    """Unscaled o, its gate and the norm gain, all of one head in one shape -> gated RMS norm of o * D**-0.5."""
+    """Unscaled o [1, V] of a head, its gate and the norm gain -> gated RMS norm of o * D**-0.5."""
     o = o * D**-0.5
-    o = o * tl.rsqrt(tl.sum(o * o) / D + EPS) * weight
+    o = o * tl.rsqrt(tl.sum(o * o, axis=1, keep_dims=True) / D + EPS) * weight
     return o * tl.sigmoid(gate)
