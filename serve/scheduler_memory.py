@@ -52,7 +52,7 @@ class Residency:
     def start(self, s: Sequence, reserve: int, cached: bool) -> Slice | None:
         """Give a request its slot and the pages of all known tokens, or nothing. `reserve`: pages to leave for others.
 
-        Returns the beginnings of its first slice. The found prefix stays locked; its state until `settle`.
+        Returns the beginnings of its first slice. The found prefix stays locked; its state until `build`.
         """
         keys = s.page_keys(self.page)
         limit = (len(s.tokens) - 1) // self.page if cached and self.cache and not s.inserted else 0

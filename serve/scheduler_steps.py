@@ -189,7 +189,12 @@ class Steps:
         return budget, starved
 
     def _chunk(self, start: int, end: int, budget: int) -> int:
-        """Rows of the next chunk: all that is left, or as much as the budget allows up to a grid point."""
+        """Rows of the next chunk: all that is left, or as much as the budget allows up to a grid point.
+
+        One that starts between two grid points, handed over or paused there, goes to the next point at most.
+        """
+        if start % self.grid:
+            end = min(end, start + -start % self.grid)
         if end - start <= budget:
             return end - start
         return max(0, (start + budget) // self.grid * self.grid - start)

@@ -83,7 +83,8 @@ class Location:
 class Snapshot:
     """Keep the state after `length` tokens of the request in a slot.
 
-    `length` is at most the request's length after the step. In a step that verifies a draft it may exceed what is
+    `length` lies within the step's rows: in prefill at their end or a multiple of the KDA chunk after their start, in
+    decoding at a crossing of the interval. In a step that verifies a draft it may exceed what is
     accepted; the slot's content does not matter then.
     """
 

@@ -182,6 +182,9 @@ class FakeEngine:
     def _forward(self, part) -> tuple[list[int], dict[int, int]]:
         id, page = part.request.id, self.scheduler.config.page
         truth, states = self.truth[id], self.states[id]
+        if not part.draft:
+            grid, end = self.scheduler.config.kda_chunk, part.start + len(part.tokens)
+            assert all(s.length == end or (s.length - part.start) % grid == 0 for s in part.snapshots)
         assert len(part.pages) * page >= part.start + len(part.tokens) and 0 not in part.pages
         state = int(self._slot(part.slot)[0])
         assert (self._slot(part.slot) == state).all(), "a slot was torn"

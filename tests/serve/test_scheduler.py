@@ -11,7 +11,7 @@ from serve.memory.pool import Geometry, UnifiedPool
 from serve.scheduler import Scheduler
 from serve.scheduler_config import SchedulerConfig
 from serve.types import FinishReason, Progress, Request, SamplingParams, Unavailable
-from tests.serve.fake_engine import FakeEngine, alone
+from tests.serve.fake_engine import FakeEngine, absorb, alone, row_of
 
 PAGE = 4
 
@@ -80,6 +80,19 @@ def test_the_retracted_one_has_the_least_to_lose():
     assert new.request.id == "new"
     e.run()
     assert e.outputs["new"] == alone(new.request)
+
+
+def test_a_hand_over_between_grid_points_gets_back_onto_the_grid():
+    e = engine(max_tokens=32)
+    request = Request("x", tuple(range(40)), SamplingParams(3))
+    state, rows = 0, []
+    for token in request.prompt[:13]:
+        state = absorb(state, token)
+        rows.append(row_of(state))
+    e.adopt(request, Progress((), 13), (state, rows))
+    e.run()
+    assert [(p.requests[0].start, len(p.requests[0].tokens)) for p in e.plans[:2]] == [(13, 3), (16, 24)]
+    assert e.outputs["x"] == alone(request)
 
 
 def test_with_host_memory_a_retracted_request_goes_on_where_it_was():
