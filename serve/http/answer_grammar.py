@@ -10,7 +10,7 @@ from serve.http.schema_types import closed
 from serve.http.schemas import SamplingFields
 from serve.http.schemas_chat import ChatRequest, ResponseFormat
 from serve.http.service import Service
-from serve.http.turn_grammar import Turn, turn_source
+from serve.http.turn_grammar import Turn
 
 Constraint = tuple[str, list[Body]]  # the field it comes from, and bodies of which the first that compiles is taken
 
@@ -28,16 +28,14 @@ async def chat_matcher(service: Service, body: ChatRequest, prompt: ChatPrompt) 
     strict_tools = calls == "allowed" and any(function.get("strict") for function in functions)
     if constraint is None and not (calls == "required" or strict_tools or (functions and calls == "forbidden")):
         return None
-    tokenizer = service.tokenizer
-    if not tokenizer.xtml:
+    if not service.tokenizer.xtml:
         if calls == "required":
             raise bad("tool_choice", "this checkpoint's output has no tool calls; choose auto or none")
         return await _plain(service, constraint)
 
     def build() -> Source:
         content = None if constraint is None or calls == "required" else _compiling(service, constraint[1])
-        turn = Turn(prompt.thinking, content, functions, calls, prompt.parallel)
-        return turn_source(turn, tokenizer, service.grammars.error)
+        return service.turn_source(Turn(prompt.thinking, content, functions, calls, prompt.parallel))
 
     return await service.matcher(build, constraint[0] if constraint else "tools")
 

@@ -81,7 +81,10 @@ def _validation_error(error: RequestValidationError) -> ApiError:
 
 def add_error_handlers(app: FastAPI) -> None:
     async def handle(request: Request, error: Exception) -> JSONResponse:
-        return error_response(as_api_error(error))
+        response = error_response(as_api_error(error))
+        if isinstance(error, HTTPException):
+            response.headers.update(error.headers or {})  # such as Allow
+        return response
 
     for kind in (ApiError, Unavailable, ValueError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, handle)

@@ -1,6 +1,9 @@
 """What all routes share: the engine, its limits, who may enter, and streams of tokens with their metrics."""
 
 import asyncio
+import dataclasses
+import functools
+import json
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
@@ -12,6 +15,7 @@ from serve.http.grammar import Grammars, Matcher, Source
 from serve.http.metrics import Metrics
 from serve.http.options import Options
 from serve.http.outputs import Output, Step
+from serve.http.turn_grammar import Turn, turn_source
 
 LONG_TEXT = 20_000  # characters from which tokenising leaves the event loop
 
@@ -23,6 +27,7 @@ class Service:
         self.backend, self.tokenizer, self.options = backend, tokenizer, options
         self.metrics = Metrics(backend)
         self.grammars = Grammars(tokenizer, backend.limits().vocab_size)
+        self._turn_sources = functools.lru_cache(maxsize=256)(self._turn_source)
         self.adapters: dict[str, str] = {}  # loaded ones: name -> path
         self.started = time.time()
         self.draining = False
@@ -90,6 +95,13 @@ class Service:
             return await asyncio.to_thread(lambda: self.grammars.compile(build()))
         except ValueError as error:
             raise ApiError(400, f"{param} cannot be used: {error}; correct it", param) from None
+
+    def turn_source(self, turn: Turn) -> Source:
+        """The turn's grammar; agents send the same tools again and again, so it is remembered."""
+        return self._turn_sources(json.dumps(dataclasses.asdict(turn)))
+
+    def _turn_source(self, turn: str) -> Source:
+        return turn_source(Turn(**json.loads(turn)), self.tokenizer, self.grammars.error)
 
     async def offload[T](self, size: int, work: Callable[[], T]) -> T:
         """Work on `size` characters of text, in a thread if they are many."""

@@ -463,6 +463,7 @@ async def test_unknown_paths_and_methods(fake):
         assert (await c.get("/nowhere")).json()["error"]["type"] == "not_found_error"
         response = await c.get("/v1/chat/completions")
         assert response.status_code == 405 and response.json()["error"]["message"]
+        assert response.headers["allow"] == "POST"
 
 
 async def test_the_openapi_document(fake):
