@@ -59,14 +59,15 @@ def run(pool: Pool, requests: list[Request]) -> Load:
 
 
 def splits(requests: list[Request], points: int) -> list[int]:
-    """State counts to try: from one state to as many as leave room for the longest request."""
+    """State counts to try, up to as many as leave room for the longest request, denser among the few."""
     longest = max(len(r.prompt) + r.sampling.max_new_tokens for r in requests)
     free = UnifiedPool(GEOMETRY)
     pages = -(-longest // TOKENS) + 1
     most = 1
     while most < free.available(Kind.STATE) and free.fits(most + 1, pages):
         most += 1
-    return sorted({max(1, round(most * (i + 1) / points)) for i in range(points)})
+    shares = [(i + 1) / points for i in range(points)] + [1 / n for n in (12, 16, 24, 32) if n > points]
+    return sorted({max(1, round(most * share)) for share in shares})
 
 
 def compare(name: str, points: int, seed: int = 0) -> tuple[Load, dict[int, Load]]:
