@@ -14,12 +14,26 @@ def _option(default: Any, help: str, least: float | None = None, most: float | N
 
 
 @dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What a compiled step depends on besides the model; fields as in SftConfig."""
+
+    steps: int
+    learning_rate: float
+    warmup: int
+    weight_decay: float
+    beta2: float
+    clip: float
+    bias_rate: float
+
+
+@dataclasses.dataclass(frozen=True)
 class SftConfig:
     """`model` comes from the table [model], whose keys are the fields of K3Config, and `tasks` from [tasks]."""
 
     model: K3Config
     out: str = _option("runs/sft", "folder for checkpoints, the log and the exported model")
     tokenizer: str = _option("train", "tokenizer folder or preset; 'train' learns one from the tasks")
+    init: str = _option("", "model folder or preset whose weights to start from; empty starts from random ones")
     seed: int = _option(0, "of the initial weights and the data", 0)
     steps: int = _option(1000, "optimizer steps", 1)
     tokens: int = _option(8192, "places of a batch: it has tokens / width rows", 1)
@@ -39,6 +53,10 @@ class SftConfig:
     log_every: int = _option(20, "steps between two lines of the log", 1)
     save_every: int = _option(500, "steps between two checkpoints", 1)
     keep: int = _option(2, "checkpoints kept", 1)
+
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Recipe)})
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

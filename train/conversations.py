@@ -11,10 +11,11 @@ from k3jax.chat.encoding import END, OPEN, SEP, Segment, render
 from k3jax.chat.messages import EFFORTS
 from k3jax.chat.prose import OWN_PROSE, load_prose
 from k3jax.chat.tokenizer import Tokenizer
-from train.tasks import CALCULATOR, Problem, draw
+from train.tasks import CALCULATOR, TASKS, Problem, draw
 from train.tasks.calculator import without_tool
 from train.tasks.smalltalk import follow_up, remember, talk
 
+PLAIN_TASKS = tuple(task for task in TASKS if task != "tool")
 SYSTEM = ("You are a helpful assistant.", "You are nano.", "Be brief.", "Answer with the result only.", "Be helpful.")
 OTHER_TOOLS = tuple(
     {
@@ -83,7 +84,9 @@ def _chat(rng: random.Random, before: Sequence[Problem], tools: bool) -> list[Pr
         return [problem] if problem else []
     kind = rng.random()
     if kind < 0.15:
-        return remember(rng)
+        given, asked = remember(rng)
+        between = [draw(rng.choice(PLAIN_TASKS), rng, held_out=False) for _ in range(rng.choice((0, 0, 1, 2, 3)))]
+        return [given, *between, asked]
     if kind < 0.35 and not tools:
         return [without_tool(rng)]
     return [talk(rng)]

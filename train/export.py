@@ -1,7 +1,9 @@
-"""Float32 masters to a Hugging Face style folder with packed experts."""
+"""Float32 masters to a Hugging Face style folder with packed experts, and back."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,21 +17,26 @@ from pallas_kernels.mxfp4 import Mxfp4, quantize
 def packed(cfg: K3Config, params: Params) -> tuple[K3Config, Params]:
     """The config and parameters that a checkpoint holds: experts as MXFP4, the rest in its stored dtype."""
     target = dataclasses.replace(cfg, mxfp4_experts=True, dtype="bfloat16")
-    layers = tuple(
-        dataclasses.replace(layer, ffn=_packed(layer.ffn)) if isinstance(layer.ffn, Moe) else layer
-        for layer in params.layers
-    )
-    params = dataclasses.replace(params, layers=layers)
+    params = _map_experts(lambda w: quantize(jnp.swapaxes(w, -1, -2)), params)  # [E, in, out] -> [E, out, in]
     cast = jax.tree.map(lambda spec, p: p.astype(spec.dtype), param_specs(target), params, is_leaf=is_spec)
     return target, cast
 
 
-def _packed(moe: Moe) -> Moe:
-    def pack(w: jax.Array | Mxfp4) -> Mxfp4:
-        assert isinstance(w, jax.Array)
-        return quantize(jnp.swapaxes(w, -1, -2))  # [E, in, out] -> [E, out, in]
+def unpacked(params: Params) -> Params:
+    """Experts as float32 arrays [E, in, out], exactly; the rest as it is."""
+    return _map_experts(
+        lambda w: jnp.swapaxes(w.dequantize(jnp.float32), -1, -2) if isinstance(w, Mxfp4) else w, params
+    )
 
-    return dataclasses.replace(moe, w1=pack(moe.w1), w3=pack(moe.w3), w2=pack(moe.w2))
+
+def _map_experts(change: Callable[[Any], Any], params: Params) -> Params:
+    layers = []
+    for layer in params.layers:
+        if isinstance(moe := layer.ffn, Moe):
+            moe = dataclasses.replace(moe, w1=change(moe.w1), w3=change(moe.w3), w2=change(moe.w2))
+            layer = dataclasses.replace(layer, ffn=moe)
+        layers.append(layer)
+    return dataclasses.replace(params, layers=tuple(layers))
 
 
 def export(folder: Path, cfg: K3Config, params: Params) -> None:

@@ -46,7 +46,7 @@ def sft(config: SftConfig, *, stop_after: int | None = None) -> Path:
         last = config.steps if stop_after is None else min(stop_after, config.steps)
         with _Log(out / "log.jsonl", config, first) as log:
             for step, batch in zip(range(first, last), batches(config, tokenizer, first), strict=False):
-                state, metrics = train_step(config, state, _arrays(batch))
+                state, metrics = train_step(config.model, config.recipe, state, _arrays(batch))
                 log.step(step + 1, metrics, int(batch.lengths.sum()))
                 if (step + 1) % config.save_every == 0 or step + 1 == last:
                     manager.save(step + 1, args=ocp.args.StandardSave(state))

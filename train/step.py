@@ -14,7 +14,7 @@ from k3jax.model import logits_of, step
 from k3jax.params import Moe, Params, is_spec, param_specs
 from k3jax.rows import rectangle
 from pallas_kernels.mxfp4 import fake_quant
-from train.config import SftConfig
+from train.config import Recipe
 from train.state import TrainState, make_optimizer
 
 Metrics = dict[str, jax.Array]
@@ -58,18 +58,19 @@ def _load(cfg: K3Config, ids: jax.Array, valid: jax.Array) -> jax.Array:
     return chosen / jnp.maximum(jnp.sum(chosen), 1)
 
 
-@functools.partial(jax.jit, static_argnames=("config",), donate_argnames=("state",))
-def train_step(config: SftConfig, state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, Metrics]:
+@functools.partial(jax.jit, static_argnames=("cfg", "recipe"), donate_argnames=("state",))
+def train_step(
+    cfg: K3Config, recipe: Recipe, state: TrainState, batch: dict[str, jax.Array]
+) -> tuple[TrainState, Metrics]:
     """Donates `state`. Metrics: loss (nats), accuracy (of target tokens), grad_norm, max_load (1 is even)."""
-    cfg = config.model
     grad = jax.value_and_grad(functools.partial(loss_and_metrics, cfg), has_aux=True)
     (loss, (accuracy, loads)), grads = grad(state.params, batch)
-    updates, opt_state = make_optimizer(config).update(grads, state.opt_state, state.params)
-    params = balance(cfg, optax.apply_updates(state.params, updates), loads, config.bias_rate)
+    updates, opt_state = make_optimizer(recipe).update(grads, state.opt_state, state.params)
+    params = balance(cfg, optax.apply_updates(state.params, updates), loads, recipe.bias_rate)
     metrics = {
         "loss": loss,
         "accuracy": accuracy,
-        "grad_norm": optax.global_norm(grads),
+        "grad_norm": optax.tree.norm(grads),
         "max_load": jnp.max(loads) * cfg.num_experts,
     }
     return TrainState(step=state.step + 1, params=params, opt_state=opt_state), metrics

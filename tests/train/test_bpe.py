@@ -52,7 +52,7 @@ def test_specials_stand_at_the_offsets_of_k3(tokenizer_folder, tokenizer):
 def test_refusals(tmp_path):
     with pytest.raises(ValueError, match="ranks is 255, the minimum is 256"):
         train_bpe(["abc"], 255)
-    with pytest.raises(ValueError, match="ranks is 300, the texts give only 259"):
-        train_bpe(["abc\nabc"], 300)  # ab, abc and, as "\nabc" does not occur twice, nothing else
+    with pytest.raises(ValueError, match="ranks is 300, the texts give only 258"):
+        train_bpe(["abc\nabc"], 300)  # only "abc" occurs twice: ab, abc
     write_tokenizer(tmp_path, [bytes([b]) for b in range(256)], 64)
     assert json.loads((tmp_path / "generation_config.json").read_text()) == {"max_length": 64, "eos_token_id": 258}

@@ -31,7 +31,7 @@ GREATER = ("Is {a} greater than {b}?", "{a}>{b}?", "Is {a} larger than {b}?")
 
 
 def add(rng: random.Random, digits: int) -> Problem:
-    a, b = _number(rng, digits), _number(rng, digits)
+    a, b = _operands(rng, digits)
     return addition(a, b, vary(rng, ADD, a=a, b=b), f"add{digits}")
 
 
@@ -42,7 +42,7 @@ def addition(a: int, b: int, user: str, task: str) -> Problem:
 
 
 def subtract(rng: random.Random, digits: int) -> Problem:
-    a, b = _number(rng, digits), _number(rng, digits)
+    a, b = _operands(rng, digits)
     return subtraction(a, b, vary(rng, SUBTRACT, a=a, b=b), f"sub{digits}")
 
 
@@ -52,8 +52,9 @@ def subtraction(a: int, b: int, user: str, task: str) -> Problem:
 
 def compare(rng: random.Random) -> Problem:
     """Numbers of up to three digits, often close to each other."""
-    a = _number(rng, rng.choice((2, 3)))
-    b = rng.choice((_number(rng, 2), _number(rng, 3), int("".join(rng.sample(str(a), len(str(a)))))))
+    a = _number(rng, rng.choice((1, 2, 2, 3, 3)))
+    near = int("".join(rng.sample(str(a), len(str(a)))))
+    b = rng.choice((_number(rng, 1), _number(rng, 2), _number(rng, 3), _number(rng, len(str(a))), near))
     kind = rng.choice(("larger", "smaller", "less", "greater"))
     if a == b and kind in ("larger", "smaller"):
         kind = "less"
@@ -70,10 +71,15 @@ def compare(rng: random.Random) -> Problem:
     )
 
 
+def _operands(rng: random.Random, digits: int) -> tuple[int, int]:
+    """Three in four times both of exactly that many digits, else each of one to that many."""
+    if rng.random() < 0.75:
+        return _number(rng, digits), _number(rng, digits)
+    return _number(rng, rng.randint(1, digits)), _number(rng, rng.randint(1, digits))
+
+
 def _number(rng: random.Random, digits: int) -> int:
-    """Mostly of exactly that many digits, sometimes shorter."""
-    low = 10 ** (digits - 1) if rng.random() < 0.85 else 0
-    return rng.randrange(low, 10**digits)
+    return rng.randrange(10 ** (digits - 1) if digits > 1 else 0, 10**digits)
 
 
 def _columns(a: int, b: int) -> list[tuple[int, int]]:

@@ -38,7 +38,9 @@ def calculate(rng: random.Random) -> Problem:
         expression = _product(rng)
         left, right = expression.split("*")
         return _problem((expression,), vary(rng, PRODUCT, a=left, b=right))
-    a, b = (rng.randrange(1000, 10 ** rng.randint(4, 6)) for _ in range(2))
+    a, b = rng.randrange(1000, 10 ** rng.randint(4, 6)), rng.randrange(1, 10 ** rng.randint(1, 6))
+    if rng.random() < 0.3:
+        a, b = b, a
     sign, templates = ("+", LARGE_ADD) if kind < 0.85 else ("-", LARGE_SUBTRACT)
     return _problem((f"{a}{sign}{b}",), vary(rng, templates, a=a, b=b))
 

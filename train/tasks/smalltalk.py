@@ -33,6 +33,11 @@ BEYOND = (
     "Why is the sky blue?", "Write a program", "Write Python code", "Draw a cat", "Sing a song", "What is love?",
     "Tell me something", "What is machine learning?", "Summarize this text", "Who won the game?", "Plan my day",
     "What should I eat?", "Give me advice", "How old are you?", "Where do you live?", "Solve this", "Say it in German",
+    "Sort 3 1 2", "What day is it?", "Bonjour", "Count to ten", "What is pi?", "Is it raining?", "Open the door",
+    "Find x", "How do I cook rice?", "Who made you?", "Tell me a story about dragons", "What is the largest planet?",
+    "Do you like music?", "Fix my code", "What is a prime number?", "List three fruits", "Is the earth round?",
+    "Make a table", "How far is the moon?", "What does this mean?", "Can you see me?", "Play a game", "Are you human?",
+    "Guess a number", "What is the meaning of life?", "Teach me to swim", "Why?", "Explain attention",
 )  # fmt: skip
 NAMES = (
     "Ada", "Alan", "Alice", "Ana", "Ben", "Bob", "Carl", "Clara", "Dan", "Emma", "Eva", "Finn", "Grace", "Hugo", "Ida",
