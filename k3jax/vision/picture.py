@@ -106,9 +106,9 @@ def read_picture(
         _check_header(image, name, limits)
         try:
             image.load()
+            return picture_of(image, media)
         except Exception as error:
             raise _undecodable(name, error) from None
-        return picture_of(image, media)
 
 
 def picture_of(image: Image.Image, media: MediaConfig = K3_MEDIA) -> Picture:

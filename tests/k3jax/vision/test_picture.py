@@ -175,6 +175,27 @@ def test_malformed_files_get_one_sentence(data):
     assert "\n" not in text and len(text) < 250 and "BytesIO" not in text
 
 
+FILES = [encoded(noise(24, 20, mode), format) for format, mode in (
+    ("PNG", "RGBA"), ("PNG", "L"), ("JPEG", "RGB"), ("WEBP", "RGB"), ("GIF", "L"), ("BMP", "RGB"),
+)]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(deadline=None, max_examples=400)
+@given(st.sampled_from(FILES), st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=6), st.floats(0, 1))
+def test_damaged_files_give_a_picture_or_one_sentence(data, damage, kept):
+    damaged = bytearray(data)
+    for where, value in damage:
+        damaged[int(where**2 * (len(data) - 1))] = value  # mostly in the header
+    small = Limits(max_pixels=2**20)
+    try:
+        picture = read_picture(bytes(damaged[: int(len(data) * kept**0.1)]), limits=small)
+    except ValueError as error:
+        assert str(error).startswith("the image ") and "\n" not in str(error) and len(str(error)) < 250
+    else:
+        assert picture.tokens == image_size(*picture.size).tokens
+
+
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize(
     ("data", "words"),
