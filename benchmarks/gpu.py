@@ -8,8 +8,9 @@ import datetime
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -43,21 +44,32 @@ def main(argv: list[str] | None = None) -> int:
     if device.platform != "gpu":
         parser.error(f"the default device is {device.device_kind!r}, these benchmarks need a GPU; run them on one")
     ops = args.ops or list(CASES)
-    peer = json.loads(args.peer.read_text()) if args.peer else {}
 
-    checks = [c for op in ops for fn in CASES[op][0] for c in show_checks(fn)]
-    rows = [] if args.checks_only else time_all(ops, peer)
-    report = {
+    report: dict[str, Any] = {
         "card": device.device_kind,
         "versions": {"jax": jax.__version__, "python": sys.version.split()[0], "triton": _version("triton")},
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
-        "checks": [vars(c) for c in checks],
-        "timings": rows,
+        "checks": [],
+        "timings": [],
     }
     out = args.out or RESULTS / f"{report['date'][:10]}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(report, indent=1) + "\n")
+
+    def save():  # after every step, so that a run cut short leaves what it found
+        out.write_text(json.dumps(report, indent=1) + "\n")
+
+    checks = []
+    for op in ops:
+        for fn in CASES[op][0]:
+            checks += show_checks(fn)
+            report["checks"] = [vars(c) for c in checks]
+            save()
+    if not args.checks_only:
+        report["copy_bytes_per_s"] = bandwidth = copy_bandwidth()
+        for row in time_all(ops, bandwidth, json.loads(args.peer.read_text()) if args.peer else {}):
+            report["timings"].append(row)
+            save()
     failed = [c for c in checks if not c.passed]
     print(f"{len(checks) - len(failed)} of {len(checks)} checks passed; wrote {out}")
     return 1 if failed else 0
@@ -79,26 +91,20 @@ def show_checks(fn: Callable) -> list[Check]:
     return checks
 
 
-def time_all(ops: list[str], peer: dict[str, float]) -> list[dict]:
-    bandwidth = copy_bandwidth()
+def time_all(ops: list[str], bandwidth: float, peer: dict[str, float]) -> Iterator[dict]:
+    """Times every case of ops and prints its row of the table."""
     print(f"copy {bandwidth / 1e12:.2f} TB/s")
     columns = ("us", "again", "floor us", "of floor", "peer us", "speed-up")
     print(f"{'op':12} {'shape':28} {'impl':7} " + " ".join(f"{c:>9}" for c in columns))
-    rows = []
-    for op in ops:
-        for fn in CASES[op][1]:
-            for t in fn(np.random.default_rng(0)):
-                us, again = microseconds(t.step, t.carry, t.repeats)
-                floor = max(t.floor.bytes / bandwidth, t.floor.flops / PEAK_FLOPS) * 1e6
-                other = peer.get(f"{t.op} {t.shape}")
-                row = dict(op=t.op, shape=t.shape, impl=t.impl, us=us, again=again, floor_us=floor, peer_us=other)
-                rows.append(row)
-                beside = f"{other:9.1f} {other / us:9.2f}" if other else ""
-                print(
-                    f"{t.op:12} {t.shape:28} {t.impl:7} {us:9.1f} {again:9.1f} {floor:9.1f} {floor / us:9.2f} {beside}",
-                    flush=True,
-                )
-    return [{"copy_bytes_per_s": bandwidth}, *rows]
+    for fn in (fn for op in ops for fn in CASES[op][1]):
+        for t in fn(np.random.default_rng(0)):
+            us, again = microseconds(t.step, t.carry, t.repeats)
+            floor = max(t.floor.bytes / bandwidth, t.floor.flops / PEAK_FLOPS) * 1e6
+            other = peer.get(f"{t.op} {t.shape}")
+            beside = f"{other:9.1f} {other / us:9.2f}" if other else ""
+            numbers = f"{us:9.1f} {again:9.1f} {floor:9.1f} {floor / us:9.2f} {beside}"
+            print(f"{t.op:12} {t.shape:28} {t.impl:7} {numbers}", flush=True)
+            yield dict(op=t.op, shape=t.shape, impl=t.impl, us=us, again=again, floor_us=floor, peer_us=other)
 
 
 def _version(package: str) -> str | None:

@@ -10,8 +10,6 @@ from pallas_kernels.attn_res_ref import attn_res_ref
 from pallas_kernels.common import HIGHEST, Floor, accumulator, choose
 from pallas_kernels.gpu import differentiable, why_not_triton
 
-FEWEST_TOKENS = 256  # below, XLA's fusions are as fast
-
 
 def attn_res_mix(
     sources: Sequence[jax.Array] | jax.Array, score_weight: jax.Array, eps: float, *, impl: str = "auto"
@@ -28,9 +26,7 @@ def attn_res_mix(
             " pass at least one source, all [..., D], and score_weight [D]"
         )
     reason = _why_not_kernel(rows)
-    kernel = () if reason else ("triton",)
-    tokens = rows[0].size // rows[0].shape[-1]
-    usable = (*kernel, "xla", "ref") if tokens >= FEWEST_TOKENS else ("xla", *kernel, "ref")
+    usable = ("xla", "ref") if reason else ("xla", "triton", "ref")  # auto changes once the kernel is checked on a GPU
     impl = choose("attn_res_mix", impl, usable, {"triton": reason or ""})
     if impl == "ref":
         return attn_res_ref(rows, score_weight, eps)

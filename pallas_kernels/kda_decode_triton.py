@@ -117,8 +117,11 @@ def _conv_row(raw, weight, window, first, t, at, C: tl.constexpr):
 @triton.jit
 def _past(raw, window, first, t, at, C: tl.constexpr):
     """Row t of a request, or of the three tokens before it where t < 0."""
-    row = tl.load(raw + (first + t) * C + at, mask=(at >= 0) & (t >= 0), other=0)
-    return tl.where(t >= 0, row, tl.load(window + (t + 3) * C + at, mask=(at >= 0) & (t < 0), other=0).to(row.dtype))
+    if t >= 0:
+        row = tl.load(raw + (first + t) * C + at)
+    else:
+        row = tl.load(window + (t + 3) * C + at).to(raw.dtype.element_ty)
+    return row
 
 
 @triton.jit

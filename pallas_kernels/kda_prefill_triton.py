@@ -117,7 +117,7 @@ def prepare_kernel(
         if RAW:
             z = g + tl.load(dt_bias + h * D + d)[None, :]
             if BOUND is None:
-                g = -rate * (tl.maximum(z, 0.0) + tl.log2(1 + tl.exp2(-LOG2E * tl.abs(z))) / LOG2E)
+                g = -rate * (tl.maximum(z, 0.0) + tl.log2(1 + tl.exp2(tl.abs(z) * -LOG2E)) / LOG2E)
             else:
                 g = BOUND * _sigmoid(rate * z)
         g = tl.where(mask, tl.maximum(g, LOWEST), 0.0) * LOG2E
@@ -215,8 +215,9 @@ def scan_kernel(
         tl.store(o + place, out, mask=(r < tl.load(chunk_length + c))[:, None])
         if SNAPSHOTS:
             target = tl.load(snapshot + c).to(tl.int64)
-            there = (target * H + h) * D * D + d[:, None] * D + vs[None, :]
-            tl.store(states + there, tl.trans(state * unit), mask=(target >= 0) & (d[:, None] >= 0))
+            if target >= 0:
+                there = (target * H + h) * D * D + d[:, None] * D + vs[None, :]
+                tl.store(states + there, tl.trans(state * unit))
     tl.store(final + here, tl.trans(state * unit))
 
 

@@ -9,11 +9,10 @@ from pallas_kernels.attn_res import attn_res_mix
 S = jax.ShapeDtypeStruct
 
 
-@pytest.mark.parametrize(("tokens", "sources", "launches"), [(1024, 9, 1), (4, 9, 0), (1024, 10, 0)])
-def test_auto_takes_the_kernel_where_it_is_faster_and_serves(hopper, kernels, tokens, sources, launches):
-    rows = [S((tokens, 7168), jnp.bfloat16)] * sources
-    mix = lambda w, *rows: attn_res_mix(rows, w, 1e-5)
-    assert kernels(mix, S((7168,), jnp.float32), *rows) == launches
+@pytest.mark.parametrize("sources", [2, 9])
+def test_the_kernel_compiles(hopper, kernels, sources):
+    rows = [S((1024, 7168), jnp.bfloat16)] * sources
+    assert kernels(lambda w, *rows: attn_res_mix(rows, w, 1e-5, impl="triton"), S((7168,), jnp.float32), *rows) == 1
 
 
 def test_a_kernel_that_cannot_serve_says_why(hopper, kernels):
