@@ -38,7 +38,7 @@ def choose(op: str, impl: str, usable: Sequence[str], unusable: dict[str, str] |
 
 def accumulator(*arrays: jax.Array) -> jnp.dtype:
     """The dtype to compute in: float32, or float64 when an input already is."""
-    return jnp.result_type(jnp.float32, *(a.dtype for a in arrays))
+    return jnp.dtype(jnp.float64 if any(a.dtype == jnp.float64 for a in arrays) else jnp.float32)
 
 
 def precision(dtype: jnp.dtype) -> jax.lax.Precision | None:

@@ -69,8 +69,10 @@ def kda(
         raise ValueError(f"kda: got {T} tokens, the minimum is 1; skip the call for an empty step")
     if chunk_size < TILE or chunk_size % TILE:
         raise ValueError(f"kda: chunk_size {chunk_size} is not a positive multiple of {TILE}; choose 16, 32 or 64")
-    if cu_seqlens is not None and B != 1:
-        raise ValueError(f"kda: cu_seqlens needs batch 1, got {B}; pack the rows of all sequences into one")
+    if cu_seqlens is not None:
+        cu_seqlens = jnp.asarray(cu_seqlens, jnp.int32)
+        if B != 1:
+            raise ValueError(f"kda: cu_seqlens needs batch 1, got {B}; pack the rows of all sequences into one")
     sequences = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
     dtype = accumulator(q, k, v, g, beta)
     if initial_state is None:
@@ -80,7 +82,7 @@ def kda(
             f"kda: initial_state {initial_state.shape} does not fit;"
             f" pass [{sequences}, {H}, {K}, {V}] (sequences, H, K, V)"
         )
-    reason = why_not_kernel(q, v, chunk_size)
+    reason = why_not_kernel(q, v, chunk_size, k, g, beta)
     kernel = () if reason else ("triton",)
     usable = (*kernel, "xla", "ref") if T >= CHUNK else ("xla", *kernel, "ref")
     impl = choose("kda", impl, usable, {"triton": reason or ""})
@@ -92,7 +94,7 @@ def kda(
     inputs = (q, k, v, g, beta, initial_state)
     if cu_seqlens is not None:
         packed = _packed_ref if impl == "ref" else _packed
-        o, final, states = packed(*inputs, cu_seqlens.astype(jnp.int32), lower_bound, chunk_size, return_states)
+        o, final, states = packed(*inputs, cu_seqlens, lower_bound, chunk_size, return_states)
     elif impl == "ref":
         o, final, every = kda_recurrent(*inputs)
         states = every[:, chunk_size - 1 :: chunk_size] if return_states else None

@@ -82,8 +82,36 @@ def _state_free(q, k, v, g, beta, lower_bound):
     after = (rest * span[..., n, 1:, None, :]).reshape(k.shape)  # decay over i > r
     system = beta[..., None] * jnp.tril(key_key, -1)
     right = beta[..., None] * jnp.concatenate([k * before, v], axis=-1)
-    solved = jax.lax.linalg.triangular_solve(system, right, left_side=True, lower=True, unit_diagonal=True)
+    solved = _solve(system, right)
     return solved[..., :K], solved[..., K:], q * before, scores, k * after, span[..., n, 0, :]
+
+
+def _solve(lower: jax.Array, right: jax.Array) -> jax.Array:
+    """x of (I + lower) x = right: lower [.., C, C] strictly lower triangular, right and x [.., C, K].
+
+    Scaling the rows by the inverse of the diagonal tiles leaves I + off, with off ** n = 0 for n tiles, so that
+    x = (I - off)(I + off**2)(I + off**4).. of what is on the right.
+    """
+    n = lower.shape[-1] // TILE
+    grid = lower.reshape(*lower.shape[:-2], n, TILE, n, TILE)
+    diagonal = jnp.moveaxis(jnp.diagonal(grid, axis1=-4, axis2=-2), -1, -3)  # [.., n, TILE, TILE]
+    identity = jnp.broadcast_to(jnp.eye(TILE, dtype=lower.dtype), diagonal.shape)
+    inverse = jax.lax.linalg.triangular_solve(diagonal, identity, left_side=True, lower=True, unit_diagonal=True)
+    x = _product(inverse, _tiles(right)).reshape(right.shape)
+    if n == 1:
+        return x
+    below = np.kron(np.tri(n, k=-1), np.ones((TILE, TILE))) > 0
+    power = _product(inverse, _tiles(jnp.where(below, lower, 0))).reshape(lower.shape)
+    x = x - _product(power, x)
+    for _ in range((n - 1).bit_length() - 1):
+        power = _product(power, power)
+        x = x + _product(power, x)
+    return x
+
+
+def _product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """[.., R, C] @ [.., C, K]."""
+    return jnp.einsum("...rc,...ck->...rk", a, b, precision=HIGHEST)
 
 
 def _tiles(a: jax.Array) -> jax.Array:
@@ -93,7 +121,7 @@ def _tiles(a: jax.Array) -> jax.Array:
 
 def _range_sum(g: jax.Array, mask: np.ndarray) -> jax.Array:
     """g [.., C, K], mask [R, C] of 0 and +-1 -> the sums over the rows that each mask row selects, [.., R, K]."""
-    return jnp.einsum("rc,...ck->...rk", jnp.asarray(mask, g.dtype), g, precision=HIGHEST)
+    return _product(jnp.asarray(mask, g.dtype), g)
 
 
 def _spans(total: jax.Array) -> jax.Array:
