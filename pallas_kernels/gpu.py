@@ -14,6 +14,7 @@ import jax
 
 HOPPER = ("H100", "H200", "H800", "H20", "GH200")
 CAPABILITY = 90
+MAX_GRID = 65535  # programs along the second and third axis of a grid
 _TYPES = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16", "int32": "*i32"}
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.common import Floor, accumulator, choose
 from pallas_kernels.conv import short_conv
-from pallas_kernels.gpu import why_not_triton
+from pallas_kernels.gpu import MAX_GRID, why_not_triton
 from pallas_kernels.kda import kda_gate, l2_norm
 from pallas_kernels.kda_ref import kda_step
 from pallas_kernels.norm import rms_norm
@@ -69,7 +69,7 @@ def kda_decode(
     Returns the normalised and gated head outputs [B, H, K] in the rows' dtype and both pools, donated ones in place.
     """
     _check("kda_decode", rows, heads, states, windows, slots, rows.qkv.shape[:1])
-    if _choose("kda_decode", impl, rows, heads, states) == "triton":
+    if _choose("kda_decode", impl, jax.tree.leaves(rows), states, windows) == "triton":
         from pallas_kernels.kda_decode_triton import decode
 
         return decode(rows, heads, states, windows, slots, lower_bound, eps)
@@ -99,7 +99,7 @@ def kda_verify(
     request gets output 0; its record holds anything.
     """
     _check("kda_verify", rows, heads, states, windows, slots, rows.qkv.shape[:2])
-    if _choose("kda_verify", impl, rows, heads, states) == "triton":
+    if _choose("kda_verify", impl, jax.tree.leaves(rows), states, windows) == "triton":
         from pallas_kernels.kda_decode_triton import verify
 
         out, record = verify(rows, heads, states, windows, slots, lower_bound, eps)
@@ -139,7 +139,7 @@ def kda_fold(
             f"kda_fold: record {record.k.shape}, qkv {qkv.shape}, states {states.shape}, slots {slots.shape} and"
             f" count {count.shape} do not fit; pass [B, R, H, K], [B, R, 3, H, K], [P, H, K, K], [B] and [B]"
         )
-    if _choose_fold(impl, record, states) == "triton":
+    if _choose("kda_fold", impl, [record.v, qkv], states, windows) == "triton":
         from pallas_kernels.kda_decode_triton import fold
 
         return fold(record, qkv, states, windows, slots, count)
@@ -198,23 +198,20 @@ def _check(op, rows, heads, states, windows, slots, lead):
         )
 
 
-def _choose(op, impl, rows, heads, states):
-    K, W = heads.conv.shape[2:]
-    reason = why_not_triton() or _unserved(K, states)
-    if reason is None and W != 4:
-        reason = f"it convolves 4 taps and the weights have {W}"
+def _choose(op, impl, projections, states, windows):
+    reason = _why_not_kernel(projections, states, windows) or why_not_triton()
     return choose(op, impl, ("xla",) if reason else ("triton", "xla"), {"triton": reason or ""})
 
 
-def _choose_fold(impl, record, states):
-    reason = why_not_triton() or _unserved(record.k.shape[-1], states)
-    return choose("kda_fold", impl, ("xla",) if reason else ("triton", "xla"), {"triton": reason or ""})
-
-
-def _unserved(K, states):
-    if K != 128:
-        return f"it serves 128 channels per head and these have {K}"
-    return None if states.dtype == jnp.float32 else f"it keeps float32 states and these are {states.dtype}"
+def _why_not_kernel(projections, states, windows):
+    if states.shape[-1] != 128 or windows.shape[1] != 3:
+        return f"it serves 128 channels and 4 taps and these are {states.shape[-1]} and {windows.shape[1] + 1}"
+    if states.dtype != jnp.float32:
+        return f"it keeps float32 states and these are {states.dtype}"
+    if len(projections[0]) > MAX_GRID:
+        return f"it takes up to {MAX_GRID} requests and got {len(projections[0])}"
+    wide = [str(a.dtype) for a in (*projections, windows) if a.dtype not in (jnp.float32, jnp.bfloat16)]
+    return f"it reads float32 and bfloat16 and got {wide[0]}" if wide else None
 
 
 def floor_decode(batch: int, heads: int, key: int, *, taps: int = 4, itemsize: int = 2) -> Floor:

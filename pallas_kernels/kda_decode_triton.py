@@ -161,7 +161,7 @@ def decode(rows, heads, states, windows, slots, lower_bound, eps):
     """See `kda_decode.kda_decode`."""
     B, _, H, _ = rows.qkv.shape
     return triton_call(
-        *_inputs(rows, heads), slots, states, windows,
+        *_inputs(rows, heads), slots.astype(jnp.int32), states, windows,
         kernel=decode_kernel, name="kda_decode", grid=(H, B), num_warps=WARPS, registers=REGISTERS, fuse=False,
         out_shape=[jax.ShapeDtypeStruct((B, H, D), rows.qkv.dtype), like(states), like(windows)], aliases={9: 1, 10: 2},
         H=H, D=D, BOUND=lower_bound, EPS=eps,
@@ -174,7 +174,7 @@ def verify(rows, heads, states, windows, slots, lower_bound, eps):
     wide = jax.ShapeDtypeStruct((B, R, H, D), jnp.float32)
     narrow = jax.ShapeDtypeStruct((B, R, H, D), rows.qkv.dtype)
     out, *record, _ = triton_call(
-        *_inputs(rows, heads), slots, states, windows,
+        *_inputs(rows, heads), slots.astype(jnp.int32), states, windows,
         kernel=verify_kernel, name="kda_verify", grid=(H, B), num_warps=WARPS, registers=REGISTERS, fuse=False,
         out_shape=[narrow, wide, narrow, wide, jax.ShapeDtypeStruct((B, R, H), jnp.float32), wide],
         H=H, D=D, BOUND=lower_bound, EPS=eps, ROWS=R,
@@ -185,6 +185,7 @@ def verify(rows, heads, states, windows, slots, lower_bound, eps):
 def fold(record, qkv, states, windows, slots, count):
     """See `kda_decode.kda_fold`."""
     B, R, H, _ = record.k.shape
+    slots, count = slots.astype(jnp.int32), count.astype(jnp.int32)
     return triton_call(
         record.k, record.v, record.g, record.beta, qkv, slots, count, states, windows,
         kernel=fold_kernel, name="kda_fold", grid=(H, B), num_warps=WARPS, registers=REGISTERS, fuse=False,

@@ -5,17 +5,22 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.gpu import why_not_triton
+from pallas_kernels.common import accumulator
+from pallas_kernels.gpu import MAX_GRID, why_not_triton
 
 CHUNK = 32  # tokens of a chunk
 
 
-def why_not_kernel(q: jax.Array, v: jax.Array, chunk_size: int) -> str | None:
-    """The reason why the GPU kernel cannot serve q and v [B, T, H, K], None if it can."""
+def why_not_kernel(q: jax.Array, v: jax.Array, chunk_size: int, *others: jax.Array) -> str | None:
+    """The reason why the GPU kernel cannot serve q and v [B, T, H, K] and the other inputs, None if it can."""
     if q.shape[-1] != 128 or v.shape[-1] != 128:
         return f"it serves 128 key and value channels and these are {q.shape[-1]} and {v.shape[-1]}"
     if v.dtype != jnp.bfloat16:
         return f"its products carry 11 bits, which suits bfloat16 values, and v is {v.dtype}"
+    if q.shape[0] * q.shape[1] > (MAX_GRID // 2) * CHUNK:
+        return f"it takes up to {MAX_GRID // 2 * CHUNK} tokens and got {q.shape[0] * q.shape[1]}"
+    if accumulator(q, *others) == jnp.float64:
+        return "it computes in float32 and an input is float64"
     if chunk_size % CHUNK:
         return f"it works in chunks of {CHUNK} and chunk_size is {chunk_size}"
     return why_not_triton()

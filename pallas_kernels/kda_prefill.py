@@ -36,7 +36,7 @@ def kda_prefill(
             f"kda_prefill: f {f.shape}, a_log {a_log.shape}, dt_bias {dt_bias.shape} do not fit q {q.shape};"
             " pass f [B, T, H, K], a_log [H] and dt_bias [H, K]"
         )
-    reason = why_not_kernel(q, v, chunk_size)
+    reason = why_not_kernel(q, v, chunk_size, k, f, b)
     usable = ("xla", "ref") if reason else ("triton", "xla", "ref")
     impl = choose("kda_prefill", impl, usable, {"triton": reason or ""})
 

@@ -73,6 +73,26 @@ def test_auto_leaves_what_the_kernel_cannot_serve_to_xla(hopper, kernels, K, dty
         kernels(lambda *a: kda(*a, lower_bound=-5.0, chunk_size=chunk, impl="triton"), *inputs)
 
 
+@pytest.mark.parametrize(
+    ("states", "kept_as", "reason"),
+    [((4, 2, K, K), f32, "float16"), ((4, 2, 64, 64), f32, "128 channels"), ((4, 2, K, K), bf16, "float32 states")],
+)
+def test_decode_leaves_what_the_kernel_cannot_serve_to_xla(hopper, kernels, states, kept_as, reason):
+    width = states[-1]
+    dtype = jnp.float16 if reason == "float16" else bf16
+    row = dec.KdaRows(
+        qkv=S((3, 3, 2, width), dtype), f=S((3, 2, width), dtype), b=S((3, 2), f32), gate=S((3, 2, width), dtype)
+    )
+    heads = dec.KdaHeads(
+        conv=S((3, 2, width, 4), f32), a_log=S((2,), f32), dt_bias=S((2, width), f32), norm=S((width,), f32)
+    )
+    inputs = (row, heads, S(states, kept_as), S((4, 3, 3, 2, width), dtype), S((3,), i32))
+    decode = lambda *a, impl="auto": dec.kda_decode(*a, lower_bound=-5.0, eps=1e-5, impl=impl)
+    assert kernels(decode, *inputs) == 0
+    with pytest.raises(ValueError, match=f"kda_decode: impl 'triton' .*{reason}"):
+        kernels(lambda *a: decode(*a, impl="triton"), *inputs)
+
+
 def test_auto_on_a_cpu_is_xla_and_an_explicit_kernel_says_why_not(kernels):
     wide = S((1, 64, 2, K), bf16)
     inputs = (wide, wide, wide, wide, S((1, 64, 2), f32))
