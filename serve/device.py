@@ -18,6 +18,7 @@ from k3jax.model import logits_of, step
 from k3jax.params import Params
 from k3jax.rows import Rows, rectangle
 from k3jax.sample import Sampling, sample
+from serve.memory.pool import Geometry, Kind
 
 WORDS = 128  # uint32 words in a row
 ROW_BYTES = 4 * WORDS
@@ -45,13 +46,13 @@ class Layout:
                 pages += _rows((page, cfg.mla_cache_width), cfg.dtype)
         return Layout(page, max(state, 1), max(pages, 1), tuple(first))
 
-    @property
-    def state_bytes(self) -> int:
-        return self.state_rows * ROW_BYTES
+    def rows(self, kind: Kind) -> int:
+        return self.state_rows if kind is Kind.STATE else self.page_rows
 
-    @property
-    def page_bytes(self) -> int:
-        return self.page_rows * ROW_BYTES
+    def geometry(self, total: int) -> Geometry:
+        """The pool in `total` bytes of memory, in whole rows."""
+        total -= total % ROW_BYTES
+        return Geometry(total=total, state=self.state_rows * ROW_BYTES, page=self.page_rows * ROW_BYTES)
 
 
 def _kda_parts(cfg: K3Config) -> tuple[tuple[tuple[int, ...], Any], ...]:
@@ -92,6 +93,7 @@ class PooledCache:
     fresh: jax.Array  # [R] bool, the slot holds nothing yet: read it as zeros
     pages: jax.Array  # [R, P] int32 physical pages in order of position, 0 where none
     length: jax.Array  # [R] int32 tokens absorbed
+    write_from: jax.Array  # [R] int32, pages that end at or before this position are shared: never written
     cfg: K3Config = dataclasses.field(metadata=dict(static=True))
     layout: Layout = dataclasses.field(metadata=dict(static=True))
 
@@ -125,7 +127,8 @@ class PooledCache:
         page, P = self.layout.page, self.pages.shape[1]
         touched = min((rows.width + page - 2) // page + 1, P)
         ordinal = (self.length // page)[:, None] + jnp.arange(touched)  # [R, touched]
-        used = (ordinal < P) & (ordinal * page < (self.length + rows.count)[:, None]) & (rows.count > 0)[:, None]
+        begins, end = ordinal * page, (self.length + rows.count)[:, None]
+        used = (ordinal < P) & (begins < end) & (begins + page > self.write_from[:, None]) & (rows.count > 0)[:, None]
         ordinal = jnp.minimum(ordinal, P - 1)
         target = jnp.where(used, jnp.take_along_axis(self.pages, ordinal, axis=1), 0)  # others hit the sink
         kv = kv.reshape(kv.shape[0], P, page, -1)
@@ -153,9 +156,11 @@ class Batch:
     slots: jax.Array  # [R] int32
     fresh: jax.Array  # [R] bool
     pages: jax.Array  # [R, P] int32
-    length: jax.Array  # [R] int32
+    length: jax.Array  # [R] int32 tokens absorbed before the step
+    write_from: jax.Array  # [R] int32
     sampling: Sampling  # [R] each
-    bias: jax.Array | None  # [R, vocab] float32 added to the logits, or None
+    bias: jax.Array  # [R, vocab] float32, added to the logits before the draw
+    repetition: jax.Array  # [R, vocab] float32, penalty that positive logits are divided and negative multiplied by
 
 
 @jax.tree_util.register_dataclass
@@ -182,12 +187,12 @@ def run_step(
     """
     R, W = batch.tokens.shape
     tokens = jnp.where(batch.tokens < 0, last[batch.row][:, None], batch.tokens)
-    cache = PooledCache(pool, batch.slots, batch.fresh, batch.pages, batch.length, cfg, layout)
+    cache = PooledCache(pool, batch.slots, batch.fresh, batch.pages, batch.length, batch.write_from, cfg, layout)
     rows = rectangle(batch.count, W)
     hidden, cache = step(cfg, params, tokens.reshape(R * W), rows, cache)
     logits = logits_of(params, rows.last(hidden))
-    biased = logits if batch.bias is None else logits + batch.bias
-    token, _ = sample(biased, batch.sampling, cache.length)
+    scaled = jnp.where(logits > 0, logits / batch.repetition, logits * batch.repetition)
+    token, _ = sample(scaled + batch.bias, batch.sampling, cache.length)
     logprobs = jax.nn.log_softmax(logits)
     top_logprobs, top_ids = jax.lax.top_k(logprobs, min(TOP, logprobs.shape[-1]))
     drawn = Drawn(token, jnp.take_along_axis(logprobs, token[:, None], axis=-1)[:, 0], top_ids, top_logprobs)
@@ -199,3 +204,15 @@ def copy_units(pool: jax.Array, rows: int, source: jax.Array, target: jax.Array)
     """Copy units of `rows` rows each: all sources are read before any target is written; pad with 0, 0 (the sink)."""
     offset = jnp.arange(rows)
     return pool.at[target[:, None] * rows + offset].set(pool[source[:, None] * rows + offset])
+
+
+@functools.partial(jax.jit, static_argnames=("rows",))
+def read_unit(pool: jax.Array, rows: int, unit: jax.Array) -> jax.Array:
+    """One unit [rows, WORDS] of the pool, to be kept in host memory."""
+    return pool[unit * rows + jnp.arange(rows)]
+
+
+@functools.partial(jax.jit, donate_argnames=("pool",))
+def write_unit(pool: jax.Array, content: jax.Array, unit: jax.Array) -> jax.Array:
+    """Inverse of `read_unit`."""
+    return pool.at[unit * content.shape[0] + jnp.arange(content.shape[0])].set(content)

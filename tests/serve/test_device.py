@@ -41,8 +41,10 @@ def batch(tokens, count, slots, fresh, pages, length, **how):
         fresh=jnp.asarray(fresh),
         pages=jnp.asarray(pages, jnp.int32),
         length=jnp.asarray(length, jnp.int32),
+        write_from=jnp.zeros(R, jnp.int32),
         sampling=sampling(R, **how),
-        bias=None,
+        bias=jnp.zeros((R, 512)),
+        repetition=jnp.ones((R, 512)),
     )
 
 
@@ -105,5 +107,7 @@ def test_units_are_copied_as_one(model):
 def test_units_are_whole_rows():
     cfg = dataclasses.replace(k3jax.preset("k3"), dtype="bfloat16")
     layout = Layout.of(cfg, 64)
-    assert layout.page_bytes == 64 * 27_648
-    assert layout.state_bytes == 69 * (96 * 128 * 128 * 4 + 3 * 3 * 96 * 128 * 2) == 449_372_160
+    geometry = layout.geometry(10**12)
+    assert geometry.page == 64 * 27_648
+    assert geometry.state == 69 * (96 * 128 * 128 * 4 + 3 * 3 * 96 * 128 * 2) == 449_372_160
+    assert geometry.total == 10**12 // 512 * 512
