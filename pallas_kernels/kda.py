@@ -7,7 +7,7 @@ from pallas_kernels.common import Floor, accumulator, cdiv, choose
 from pallas_kernels.conv import short_conv
 from pallas_kernels.gpu import differentiable
 from pallas_kernels.kda_chunk import TILE, chunk_scan
-from pallas_kernels.kda_gpu import CHUNK, run_kernel, why_not_kernel
+from pallas_kernels.kda_gpu import run_kernel, why_not_kernel
 from pallas_kernels.kda_ref import kda_recurrent, kda_recurrent_packed, kda_step
 
 __all__ = ["floor", "kda", "kda_gate", "kda_step", "kda_step_slots", "l2_norm", "short_conv"]
@@ -83,8 +83,7 @@ def kda(
             f" pass [{sequences}, {H}, {K}, {V}] (sequences, H, K, V)"
         )
     reason = why_not_kernel(q, v, chunk_size, k, g, beta)
-    kernel = () if reason else ("triton",)
-    usable = (*kernel, "xla", "ref") if T >= CHUNK else ("xla", *kernel, "ref")
+    usable = ("xla", "ref") if reason else ("xla", "triton", "ref")  # auto changes once the kernel is checked on a GPU
     impl = choose("kda", impl, usable, {"triton": reason or ""})
     if impl == "triton":
         options = dict(lower_bound=lower_bound, chunk_size=chunk_size, return_states=return_states)

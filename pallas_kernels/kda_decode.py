@@ -200,7 +200,8 @@ def _check(op, rows, heads, states, windows, slots, lead):
 
 def _choose(op, impl, projections, states, windows):
     reason = _why_not_kernel(projections, states, windows) or why_not_triton()
-    return choose(op, impl, ("xla",) if reason else ("triton", "xla"), {"triton": reason or ""})
+    usable = ("xla",) if reason else ("xla", "triton")  # auto changes once the kernels are checked on a GPU
+    return choose(op, impl, usable, {"triton": reason or ""})
 
 
 def _why_not_kernel(projections, states, windows):

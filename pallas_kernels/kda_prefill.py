@@ -37,7 +37,7 @@ def kda_prefill(
             " pass f [B, T, H, K], a_log [H] and dt_bias [H, K]"
         )
     reason = why_not_kernel(q, v, chunk_size, k, f, b)
-    usable = ("xla", "ref") if reason else ("triton", "xla", "ref")
+    usable = ("xla", "ref") if reason else ("xla", "triton", "ref")  # auto changes once the kernel is checked on a GPU
     impl = choose("kda_prefill", impl, usable, {"triton": reason or ""})
 
     def definition(q, k, v, f, b, a_log, dt_bias, initial_state, cu_seqlens, impl="xla"):

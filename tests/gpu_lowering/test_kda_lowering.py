@@ -28,13 +28,14 @@ def pools(P, H):
 def test_decode_verify_and_fold_compile(hopper, kernels, model):
     H, bound = MODELS[model]
     heads = dec.KdaHeads(conv=S((3, H, K, 4), f32), a_log=S((H,), f32), dt_bias=S((H, K), f32), norm=S((K,), f32))
-    slots, options = S((64,), i32), dict(lower_bound=bound, eps=1e-5)
+    slots, options = S((64,), i32), dict(lower_bound=bound, eps=1e-5, impl="triton")
     decode = lambda *a: dec.kda_decode(*a, **options)
     assert kernels(decode, rows(64, H=H), heads, *pools(70, H), slots) == 1
     verify = lambda *a: dec.kda_verify(*a, **options)
     assert kernels(verify, rows(64, 8, H=H), heads, *pools(70, H), slots) == 1
     record = jax.eval_shape(verify, rows(64, 8, H=H), heads, *pools(70, H), slots)[1]
-    assert kernels(dec.kda_fold, record, S((64, 8, 3, H, K), bf16), *pools(70, H), slots, slots) == 1
+    fold = lambda *a: dec.kda_fold(*a, impl="triton")
+    assert kernels(fold, record, S((64, 8, 3, H, K), bf16), *pools(70, H), slots, slots) == 1
 
 
 @pytest.mark.parametrize("model", EVERY)
@@ -42,21 +43,25 @@ def test_prefill_compiles(hopper, kernels, model):
     H, bound = MODELS[model]
     wide, tokens = S((1, 8192, H, K), bf16), S((1, 8192, H), bf16)
     inputs = (wide, wide, wide, wide, tokens, S((H,), f32), S((H, K), f32))
-    assert kernels(lambda *a: kda_prefill(*a, lower_bound=bound), *inputs) == 2
-    packed = lambda cu, *a: kda_prefill(*a, cu_seqlens=cu, lower_bound=bound, return_states=True)
+    assert kernels(lambda *a: kda_prefill(*a, lower_bound=bound, impl="triton"), *inputs) == 2
+    packed = lambda cu, *a: kda_prefill(*a, cu_seqlens=cu, lower_bound=bound, return_states=True, impl="triton")
     assert kernels(packed, S((9,), i32), *inputs) == 2
 
 
 def test_kda_of_prepared_inputs_compiles(hopper, kernels):
     wide = S((2, 256, 96, K), bf16)
     assert (
-        kernels(lambda *a: kda(*a, lower_bound=-5.0), wide, wide, wide, S(wide.shape, f32), S((2, 256, 96), f32)) == 2
+        kernels(
+            lambda *a: kda(*a, lower_bound=-5.0, impl="triton"),
+            *(wide, wide, wide, S(wide.shape, f32), S((2, 256, 96), f32)),
+        )
+        == 2
     )
 
 
 def test_gradient_runs_the_xla_path_backward(hopper, kernels):
     wide = S((1, 64, 2, K), bf16)
-    loss = lambda q, k, v, g, beta: kda(q, k, v, g, beta, lower_bound=-5.0)[0].astype(f32).sum()
+    loss = lambda q, k, v, g, beta: kda(q, k, v, g, beta, lower_bound=-5.0, impl="triton")[0].astype(f32).sum()
     value_and_grad = jax.value_and_grad(loss, argnums=(0, 1, 2, 3, 4))
     assert kernels(value_and_grad, wide, wide, wide, S(wide.shape, f32), S((1, 64, 2), f32)) == 2
 
