@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.common import Floor, accumulator, cdiv, choose, precision
-from pallas_kernels.mla_ref import absorbed_ref, expanded_ref
+from pallas_kernels.mla_ref import absorbed_ref, expanded_ref, stored
 
 BLOCK_SCORES = 2**26  # scores held at once
 
@@ -34,7 +34,7 @@ def mla_expanded(
     _check_span("mla_expanded", q, q_start, kv_len)
     if choose("mla_expanded", impl, ("xla", "ref")) == "ref":
         return expanded_ref(q, k, v, scale=scale, q_start=q_start, kv_len=kv_len)[0].astype(v.dtype)
-    o, _ = _attend(q, k, v, scale, q_start, kv_len, "bshd")
+    o, _ = _attend(q, stored(k, kv_len), stored(v, kv_len), scale, q_start, kv_len, "bshd")
     return o.astype(v.dtype)
 
 
@@ -62,6 +62,7 @@ def mla_absorbed(
     _check_span("mla_absorbed", q, q_start, kv_len)
     if choose("mla_absorbed", impl, ("xla", "ref")) == "ref":
         return absorbed_ref(q, cache, scale=scale, q_start=q_start, kv_len=kv_len, latent=latent)
+    cache = stored(cache, kv_len)
     return _attend(q, cache, cache[..., :latent], scale, q_start, kv_len, "bsd")
 
 
@@ -95,11 +96,8 @@ def _check_span(op: str, q: jax.Array, q_start: jax.Array, kv_len: jax.Array) ->
 def _attend(q, k, v, scale, q_start, kv_len, keys):
     """`keys` is "bshd" (a key per head) or "bsd" (one for all). Blocks of queries, so few scores exist at a time."""
     B, T, H, _ = q.shape
-    S = k.shape[1]
-    stored = jnp.arange(S) < kv_len[:, None]  # [B, S]
-    v = jnp.where(stored.reshape(B, S, *[1] * (v.ndim - 2)), v, 0)  # 0 * NaN is NaN
-    block = functools.partial(_block, k=k, v=v, scale=scale, stored=stored, keys=keys)
-    rows = max(16, BLOCK_SCORES // (B * H * S))
+    block = functools.partial(_block, k=k, v=v, scale=scale, kv_len=kv_len, keys=keys)
+    rows = max(16, BLOCK_SCORES // (B * H * k.shape[1]))
     if T <= rows:
         return block(q, q_start[:, None] + jnp.arange(T))
     n = cdiv(T, rows)
@@ -111,12 +109,13 @@ def _attend(q, k, v, scale, q_start, kv_len, keys):
     return o, jnp.moveaxis(lse, 0, 1).reshape(B, n * rows, H)[:, :T]
 
 
-def _block(q, position, *, k, v, scale, stored, keys):
+def _block(q, position, *, k, v, scale, kv_len, keys):
     """q [B, T, H, Dq], position [B, T] -> o [B, T, H, Dv], lse [B, T, H]."""
     dtype = accumulator(q, k, v)
     exact = precision(q.dtype)
     scores = jnp.einsum(f"bthd,{keys}->bths", q, k, precision=exact, preferred_element_type=dtype) * scale
-    visible = stored[:, None] & (jnp.arange(k.shape[1]) <= position[..., None])  # [B, T, S]
+    key = jnp.arange(k.shape[1])
+    visible = (key <= position[..., None]) & (key < kv_len[:, None, None])  # [B, T, S]
     scores = jnp.where(visible[:, :, None], scores, -jnp.inf)
     peak = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
     weight = jnp.exp(scores - jnp.where(peak > -jnp.inf, peak, 0))

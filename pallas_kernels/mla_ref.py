@@ -15,18 +15,25 @@ def expanded_ref(
     """
     dtype = accumulator(q, k, v)
     T, S = q.shape[1], k.shape[1]
+    k, v = stored(k, kv_len), stored(v, kv_len)
     scores = jnp.einsum("bthd,bshd->bths", q.astype(dtype), k.astype(dtype), precision=HIGHEST) * scale
     position = q_start[:, None] + jnp.arange(T)  # [B, T]
     key = jnp.arange(S)
     visible = (key <= position[..., None]) & (key < kv_len[:, None, None])  # [B, T, S]
     visible = visible[:, :, None]
-    peak = jnp.max(scores, axis=-1, keepdims=True, where=visible, initial=-jnp.inf)
-    weight = jnp.where(visible, jnp.exp(scores - jnp.where(jnp.isfinite(peak), peak, 0)), 0)
+    scores = jnp.where(visible, scores, -jnp.inf)
+    peak = jnp.max(scores, axis=-1, keepdims=True)
+    weight = jnp.exp(scores - jnp.where(peak > -jnp.inf, peak, 0))
     total = jnp.sum(weight, axis=-1)  # [B, T, H]
-    v = jnp.where((key < kv_len[:, None])[..., None, None], v.astype(dtype), 0)
-    o = jnp.einsum("bths,bshd->bthd", weight, v, precision=HIGHEST)
+    o = jnp.einsum("bths,bshd->bthd", weight, v.astype(dtype), precision=HIGHEST)
     o = o / jnp.where(total > 0, total, 1)[..., None]
     return o, peak[..., 0] + jnp.log(total)
+
+
+def stored(a: jax.Array, kv_len: jax.Array) -> jax.Array:
+    """a [B, S, ...] with 0 from each sequence's kv_len on: a weight of 0 does not silence a NaN, nor its gradient."""
+    real = jnp.arange(a.shape[1]) < kv_len[:, None]
+    return jnp.where(real.reshape(*real.shape, *[1] * (a.ndim - 2)), a, 0)
 
 
 def absorbed_ref(
