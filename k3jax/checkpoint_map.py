@@ -4,10 +4,9 @@ A parameter is addressed by its path in the tree (`layers.3.attn.q_proj`). On di
 """
 
 import dataclasses
-from collections.abc import Iterator
 
 from k3jax.config import K3Config
-from k3jax.params import Params, ParamSpec, is_spec
+from k3jax.params import Params, ParamSpec, leaf_paths
 
 # path -> (checkpoint suffix, layout). Layouts:
 #   "same"       stored shape is the memory shape, possibly reshaped (row-major order is equal)
@@ -92,17 +91,6 @@ class Entry:
     layout: str
     stored_shape: tuple[int, ...]  # of each named tensor
     stacked: bool
-
-
-def leaf_paths(params: Params) -> Iterator[tuple[str, ParamSpec]]:
-    """(path, leaf) of every parameter, in tree order."""
-    import jax
-
-    for keys, leaf in jax.tree_util.tree_flatten_with_path(params, is_leaf=is_spec)[0]:
-        yield (
-            ".".join(str(getattr(k, "name", getattr(k, "key", getattr(k, "idx", k)))) for k in keys),
-            leaf,
-        )
 
 
 def entries(cfg: K3Config, specs: Params) -> list[Entry]:

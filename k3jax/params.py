@@ -6,6 +6,7 @@ initialisation, loading, saving, counting and sharding all read that one descrip
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -133,6 +134,12 @@ class Params:
 
 def is_spec(x: Any) -> bool:
     return isinstance(x, ParamSpec)
+
+
+def leaf_paths(params: Params) -> Iterator[tuple[str, Any]]:
+    """(path, leaf) of every parameter or `ParamSpec`, in tree order."""
+    for keys, leaf in jax.tree_util.tree_flatten_with_path(params, is_leaf=is_spec)[0]:
+        yield ".".join(str(getattr(k, "name", getattr(k, "key", getattr(k, "idx", k)))) for k in keys), leaf
 
 
 def param_specs(cfg: K3Config) -> Params:

@@ -3,8 +3,6 @@
 import dataclasses
 import math
 
-import jax.numpy as jnp
-
 from k3jax.checkpoint_map import Entry, entries
 from k3jax.config import K3Config
 from k3jax.params import param_specs
@@ -62,13 +60,17 @@ def parameters(entry: Entry) -> int:
 
 
 def nbytes(entry: Entry) -> int:
-    return len(entry.names) * math.prod(entry.stored_shape) * jnp.dtype(entry.spec.dtype).itemsize
+    return len(entry.names) * math.prod(entry.stored_shape) * itemsize(entry)
+
+
+def itemsize(entry: Entry) -> int:
+    return entry.spec.nbytes // entry.spec.size
 
 
 def _kind(entry: Entry) -> str:
     if entry.path.endswith((".packed", ".scale")):
         return "MXFP4 experts"
-    return "F32" if entry.spec.dtype == jnp.float32 else "BF16"
+    return "F32" if itemsize(entry) == 4 else "BF16"
 
 
 def _part(cfg: K3Config, entry: Entry) -> str:

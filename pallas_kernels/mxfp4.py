@@ -72,7 +72,7 @@ def quantize(w: jax.Array | np.ndarray) -> Mxfp4:
     """w [..., out, in] to the nearest codes; in must be a multiple of 32.
 
     The scale of a block is 2**(floor(log2(max |w|)) - 2) (OCP MX 1.0), or twice that where it lowers the
-    squared error. Values that are already MXFP4 come back unchanged.
+    squared error. Values that are already MXFP4 come back unchanged; float32 subnormals may become 0.
     """
     w = jnp.asarray(w, jnp.float32)
     if w.shape[-1] % BLOCK:
@@ -88,7 +88,7 @@ def quantize(w: jax.Array | np.ndarray) -> Mxfp4:
     errors = [_squared_error(blocks, c, low + step) for step, c in enumerate(codes)]
     better = errors[1] < errors[0]
     code = jnp.where(better[..., None], codes[1], codes[0]).astype(jnp.uint8).reshape(*w.shape[:-1], -1, 2)
-    return Mxfp4(packed=code[..., 0] | (code[..., 1] << 4), scale=(low + better).astype(jnp.uint8))
+    return Mxfp4(packed=code[..., 0] | (code[..., 1] << 4), scale=jnp.where(better, low + 1, low).astype(jnp.uint8))
 
 
 def _encode(blocks: jax.Array, scale: jax.Array) -> jax.Array:

@@ -12,8 +12,8 @@ from safetensors.numpy import load_file, save_file
 
 import k3jax
 from k3jax.checkpoint import resolve
-from k3jax.checkpoint_map import leaf_paths
 from k3jax.convert import convert
+from k3jax.params import leaf_paths
 from k3jax.safetensors_io import CheckpointError, TensorFolder
 from tests.conftest import relative_l2
 
