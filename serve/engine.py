@@ -138,7 +138,7 @@ class Engine:
 
     async def flush_cache(self) -> None:
         def flush() -> None:
-            if not self.scheduler.idle:
+            if self._live:
                 raise Unavailable("requests are running; flush the cache when none is")
             self.scheduler.flush_cache()
 
