@@ -37,7 +37,7 @@ class EngineConfig:
     page: int = 64
     max_running: int = 16
     max_waiting: int = 4096
-    max_length: int = 2048
+    max_length: int = 1024
     max_tokens: int = 512
     max_wait: float | None = None
     prefix_cache: bool = True
@@ -191,9 +191,9 @@ class Engine:
             steps.append((plan, self.executor.run(plan, self._adjustments(plan))))
             if plan.empty and len(steps) == 1:  # nothing fits until somebody leaves: look again for commands soon
                 time.sleep(0.001)
-            if plan.empty or len(steps) > 1:
+            while len(steps) > 1 or (steps and plan.empty):  # an empty plan leaves nothing in flight
                 self._complete(*steps.popleft())
-                self._publish()
+            self._publish()
 
     def _obey(self, wait: bool) -> None:
         """Run the commands that came; with `wait` sleep until one does."""

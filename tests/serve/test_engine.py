@@ -97,7 +97,7 @@ def test_refusals(nano):
 def test_a_storm_with_little_memory(nano):
     """64 requests on a pool that fits three: each gets its own answer, whatever else is cancelled or retracted."""
     cfg, params, tok = nano
-    engine = running(nano, memory=12 * 83968 + 2 * 40960, max_running=16, max_tokens=256)
+    engine = running(nano, memory=10 * 83968, page=16, max_running=16, max_tokens=256)
     rng = np.random.default_rng(0)
     prefix = tok.encode("copy this: " + "abcdefgh " * 20)[:128]
     requests = []
@@ -105,7 +105,7 @@ def test_a_storm_with_little_memory(nano):
         tail = rng.integers(0, 700, int(rng.integers(1, 60))).tolist()
         prompt = (*(prefix if i % 2 else []), *tail)
         how = dict(temperature=float(rng.choice([0.0, 1.0])), seed=i, stop_ids=())
-        requests.append(Generate(tuple(prompt), Sampling(max_new_tokens=int(rng.integers(1, 40)), **how)))
+        requests.append(Generate(tuple(prompt), Sampling(max_new_tokens=int(rng.integers(1, 60)), **how)))
 
     async def client(request, vanish):
         got = []
