@@ -23,7 +23,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=4, help="of mini's 13 (default: %(default)s)")
     parser.add_argument("--experts", type=int, default=16, help="of mini's 64 (default: %(default)s)")
-    parser.add_argument("--vocab", type=int, default=16384, help="of mini's 163840 (default: %(default)s)")
+    parser.add_argument("--vocab", type=int, default=8192, help="of mini's 163840 (default: %(default)s)")
     parser.add_argument("--load", metavar="FOLDER", help="only load FOLDER and print the peak in bytes")
     args = parser.parse_args()
     if args.load:

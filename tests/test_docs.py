@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["research"])
+@pytest.mark.parametrize("page", ["research", "train"])
 def test_python_blocks_run_in_order(page):
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / f"{page}.md").read_text(), re.M | re.S)
     assert blocks
