@@ -9,7 +9,7 @@ import pytest
 
 from pallas_kernels.kda import kda, kda_gate, kda_step_slots, l2_norm, short_conv
 from tests.conftest import relative_l2
-from tests.pallas_kernels.oracles import cases, kda_forward, normalise, sigmoid
+from tests.pallas_kernels.oracles import cases, kda_backward, kda_forward, normalise, sigmoid
 
 CASES = cases("kda_numerics.jsonl")
 FORWARD = [name for name, case in CASES.items() if "o_sum" in case.get("expect", {})]
@@ -66,8 +66,12 @@ def check(case, o, state, atol=None):
 
 
 @functools.partial(jax.jit, static_argnames=("chunk_size", "return_states", "impl"))
-def run(*arrays, **options):
+def jitted(*arrays, **options):
     return kda(*arrays, lower_bound=-5.0, **options)
+
+
+def run(*arrays, **options):
+    return jax.device_get(jitted(*arrays, **options))  # slices of numpy arrays compile nothing
 
 
 def test_the_float64_oracle_gives_the_expected_values():
@@ -77,8 +81,9 @@ def test_the_float64_oracle_gives_the_expected_values():
         check(CASES[name], o[0], states[0, -1], atol=1e-7)  # the file holds ten digits of sums up to 446
 
 
-@pytest.mark.parametrize("chunk_size", CHUNKS)
-@pytest.mark.parametrize("name", FORWARD)
+@pytest.mark.parametrize(
+    "name, chunk_size", [(name, 64) for name in FORWARD] + [("KD-tail-65", 16), ("KD-tail-65", 32)]
+)
 def test_whole(name, chunk_size):
     o, final = run(*single(inputs(CASES[name])), chunk_size=chunk_size)
     check(CASES[name], o[0], final[0])
@@ -91,15 +96,18 @@ def test_definition(name):
 
 
 @pytest.mark.parametrize("chunk_size", CHUNKS)
-@pytest.mark.parametrize("name", FORWARD)
-def test_cut_in_two_at_any_position(name, chunk_size):
-    T = CASES[name]["T"]
-    check_cuts(name, chunk_size, np.linspace(0, T, 66).astype(int))  # every position of the lengths up to 65
+@pytest.mark.parametrize("name", [name for name in FORWARD if CASES[name]["T"] <= 65])
+def test_cut_in_two_at_every_position(name, chunk_size):
+    check_cuts(name, chunk_size, np.minimum(np.arange(66), CASES[name]["T"]))
+
+
+def test_cut_of_the_longest():
+    check_cuts("KD-tail-500", 64, np.linspace(0, 500, 30).astype(int))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk_size", CHUNKS)
-def test_cut_in_two_at_every_position_of_the_longest(chunk_size):
+def test_cut_of_the_longest_at_every_position(chunk_size):
     check_cuts("KD-tail-500", chunk_size, np.arange(501))
 
 
@@ -136,11 +144,11 @@ def test_second_of_three_in_a_packed_batch(name, chunk_size):
     check(case, o[0, 21 : 21 + case["T"]], final[1])
 
 
-@pytest.mark.parametrize("name", ["KD-tail-65-S0", "KD-tail-500", "KD-gate-floor", "KD-gate-spike"])
+@pytest.mark.parametrize("name", ["KD-tail-65-S0", "KD-gate-floor", "KD-gate-split", "KD-gate-spike"])
 def test_bfloat16_inputs(name):
     """Against a float64 run on the rounded inputs: the state stays float32, the output is rounded once."""
     *rows, state = inputs(CASES[name])
-    rounded = [jnp.asarray(a, jnp.bfloat16) for a in rows]
+    rounded = [a.astype(jnp.bfloat16) for a in rows]
     o, final = run(*rounded, np.float32(state))
     assert o.dtype == jnp.bfloat16 and final.dtype == jnp.float32
     want_o, want_states = kda_forward(*(np.asarray(a, np.float64) for a in rounded), state)
@@ -148,8 +156,7 @@ def test_bfloat16_inputs(name):
     np.testing.assert_allclose(np.asarray(o, np.float64), want_o, rtol=2**-8, atol=2e-5)
 
 
-@pytest.mark.parametrize("chunk_size", CHUNKS)
-@pytest.mark.parametrize("name", GRADIENT)
+@pytest.mark.parametrize("name, chunk_size", [(name, 64) for name in GRADIENT] + [("KD-grad-spike", 16)])
 def test_gradients(name, chunk_size):
     """Of sum(o * cos(0.3 n)) with respect to q and k before they are normalised, v, g and beta."""
     case = CASES[name]
@@ -174,34 +181,45 @@ def _loss_and_gradients(chunk_size):
 
 
 def test_slack_rows_of_a_packed_buffer():
+    """NaN in slack rows, then finite slack behind a linear layer: all as float64 says of the rows in use alone."""
     setup = CASES["KD-slack"]["setup"]
-    used, cu = setup["cu_seqlens"][-1], np.int32(setup["cu_seqlens"])
+    cu, used = np.int32(setup["cu_seqlens"]), setup["cu_seqlens"][-1]
     rng = np.random.default_rng(1)
     rows = single(random_rows(rng, setup["rows"], 2, 6, 5))
-    poisoned = [np.where(np.arange(setup["rows"]).reshape(-1, *[1] * (a.ndim - 2)) < used, a, np.nan) for a in rows]
-    short = [a[:, :used] for a in rows]
-
-    weight = np.float32(rng.normal(size=(5, 5)))
+    weight, do = np.float32(rng.normal(size=(5, 5))), np.float32(rng.normal(size=(1, used, 2, 5)))
 
     @jax.jit
     def everything(weight, *rows):
         def forward(weight, q, k, v, g, beta):
-            v = jnp.einsum("bthv,vw->bthw", v, weight)  # a linear layer in front of the op
-            o, final = kda(q, k, v, g, beta, cu_seqlens=cu, lower_bound=-5.0, chunk_size=16)
-            return o[:, :used], final
+            v = jnp.einsum("bthv,vw->bthw", v, weight)
+            o, _ = kda(q, k, v, g, beta, cu_seqlens=cu, lower_bound=-5.0, chunk_size=16)
+            return o[:, :used]
 
-        out, pullback = jax.vjp(forward, weight, *rows)
-        return out, pullback(jax.tree.map(jnp.cos, out))
+        o, pullback = jax.vjp(forward, weight, *rows)
+        return o, pullback(do)
 
-    want, (want_weight, *want_gradients) = everything(weight, *short)
+    exact = [np.float64(a[:, :used]) for a in rows]
+    exact[2] = exact[2] @ np.float64(weight)
+    want_o, want = np.zeros((1, used, 2, 5)), [np.zeros_like(a) for a in exact]
+    for begin, end in zip(cu[:-1], cu[1:], strict=True):
+        part, zero = [a[:, begin:end] for a in exact], np.zeros((1, 2, 6, 5))
+        want_o[:, begin:end] = kda_forward(*part, zero)[0]
+        gradients = kda_backward(*part, zero, np.float64(do[:, begin:end]), zero)
+        for into, gradient in zip(want, gradients, strict=False):
+            into[:, begin:end] = gradient
+    want_weight = np.einsum("bthv,bthw->vw", np.float64(rows[2][:, :used]), want[2])
+    want[2] = want[2] @ np.float64(weight).T  # with respect to the rows before the layer
+
+    poisoned = [a.copy() for a in rows]
+    for a in poisoned:
+        a[:, used:] = np.nan
     for buffer in (poisoned, rows):
-        out, (of_weight, *gradients) = everything(weight, *buffer)
-        for got, expected in zip(out, want, strict=True):
-            np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6)
-        for got, expected in zip(gradients, want_gradients, strict=True):
-            np.testing.assert_allclose(got[:, :used], expected, rtol=0, atol=2e-6)
+        o, (of_weight, *gradients) = jax.device_get(everything(weight, *buffer))
+        assert relative_l2(o, want_o) < 1e-5
+        for got, expected in zip(gradients, want, strict=True):
+            assert relative_l2(got[:, :used], expected) < 1e-4
             assert np.array_equal(got[:, used:], np.zeros_like(got[:, used:]))
-    np.testing.assert_allclose(of_weight, want_weight, rtol=0, atol=1e-5)  # the slack of `rows` is finite
+    assert relative_l2(of_weight, want_weight) < 1e-4
 
 
 def test_states_at_a_cadence():
@@ -219,8 +237,8 @@ def test_states_at_a_cadence():
 def test_states_at_a_cadence_are_counted_per_sequence(i, impl):
     case = CASES["KD-ckpt-varlen"]["cases"][i]
     lengths, positions = case["lengths"], case["checkpoint_positions"]
-    rows = single(random_rows(np.random.default_rng(i), sum(lengths), 2, 6, 5))
-    cu = np.cumsum([0, *lengths])
+    rows = single(random_rows(np.random.default_rng(i), 82, 2, 6, 5))
+    cu = np.cumsum([0, *lengths, *[0] * (5 - len(lengths))])
     _, _, states = run(*rows, cu_seqlens=np.int32(cu), chunk_size=case["cadence"], return_states=True, impl=impl)
     want = []
     for n, at in enumerate(positions):
@@ -249,7 +267,7 @@ def test_padding_rows_of_a_decode_batch():
         token = [a[0] for a in single(random_rows(rng, rows, 2, 6, 5))]
         for a in token:
             a[len(slots) :] = np.nan
-        o, pool = step(*token, pool, np.int32(index))
+        o, pool = jax.device_get(step(*token, pool, np.int32(index)))
         assert np.array_equal(o[len(slots) :], np.zeros((rows - len(slots), 2, 5)))
         for n, slot in enumerate(slots):
             want, states = kda_forward(*(np.float64(a[n])[None, None] for a in token), serial[slot])

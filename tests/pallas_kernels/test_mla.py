@@ -16,22 +16,33 @@ from tests.pallas_kernels.oracles import attention, cases
 DCP = cases("dcp_merge.jsonl")
 MERGES = [name for name, case in DCP.items() if "partial_out" in case]
 
-# B, T, S, H, Dq, Dv, then per sequence: position of the first query, keys stored
+B, S, H, DQ, DV = 3, 20, 2, 8, 6
+# Query rows, then for each sequence the position of the first one and the keys stored.
 SPANS = {
-    "prefill": (2, 5, 5, 3, 6, 4, [0, 0], [5, 3]),
-    "cached prefix": (3, 4, 20, 2, 8, 8, [0, 7, 16], [4, 11, 20]),
-    "decode": (4, 1, 17, 2, 8, 3, [0, 5, 16, 9], [1, 6, 17, 10]),
-    "padding request": (2, 3, 9, 2, 4, 4, [0, 6], [0, 9]),
-    "query past the keys": (2, 6, 8, 1, 4, 4, [0, 2], [2, 8]),
-    "keys of an earlier part only": (2, 2, 12, 2, 4, 4, [40, 3], [12, 2]),
+    "prefill": (5, [0, 0, 0], [5, 3, 1]),
+    "cached prefix": (5, [0, 7, 15], [4, 11, 20]),
+    "padding request": (5, [0, 6, 0], [0, 9, 5]),
+    "queries past the keys": (5, [0, 2, 19], [2, 8, 20]),
+    "keys of an earlier part only": (5, [40, 3, 20], [12, 2, 20]),
+    "decode": (1, [0, 5, 19], [1, 6, 20]),
 }
 
 
 def spans(name, seed=0):
-    B, T, S, H, Dq, Dv, q_start, kv_len = SPANS[name]
+    T, q_start, kv_len = SPANS[name]
     rng = np.random.default_rng(seed)
-    q, k, v = (rng.normal(size=s) for s in ((B, T, H, Dq), (B, S, H, Dq), (B, S, H, Dv)))
+    q, k, v = (rng.normal(size=s) for s in ((B, T, H, DQ), (B, S, H, DQ), (B, S, H, DV)))
     return q, k, v, np.int32(q_start), np.int32(kv_len)
+
+
+@functools.cache
+def expanded(impl):
+    return jax.jit(functools.partial(mla_expanded, scale=0.3, impl=impl))
+
+
+@functools.cache
+def absorbed(impl):
+    return jax.jit(functools.partial(mla_absorbed, scale=0.3, latent=DQ - 1, impl=impl))
 
 
 def poison(a, kv_len):
@@ -44,8 +55,7 @@ def poison(a, kv_len):
 @pytest.mark.parametrize("name", SPANS)
 def test_expanded(name, impl):
     q, k, v, q_start, kv_len = spans(name)
-    run = jax.jit(functools.partial(mla_expanded, scale=0.3, impl=impl))
-    o = run(np.float32(q), poison(k, kv_len), poison(v, kv_len), q_start=q_start, kv_len=kv_len)
+    o = expanded(impl)(np.float32(q), poison(k, kv_len), poison(v, kv_len), q_start=q_start, kv_len=kv_len)
     want, lse = attention(q, k, v, 0.3, q_start, kv_len)
     assert relative_l2(o, want) < 1e-6
     assert not np.any(np.asarray(o)[np.isneginf(lse)])
@@ -55,14 +65,32 @@ def test_expanded(name, impl):
 @pytest.mark.parametrize("name", SPANS)
 def test_absorbed(name, impl):
     q, k, _, q_start, kv_len = spans(name)
-    cache, latent = k[:, :, 0], k.shape[-1] - 1
-    run = jax.jit(functools.partial(mla_absorbed, scale=0.3, latent=latent, impl=impl))
-    ctx, lse = run(np.float32(q), poison(cache, kv_len), q_start=q_start, kv_len=kv_len)
+    cache = k[:, :, 0]
+    ctx, lse = absorbed(impl)(np.float32(q), poison(cache, kv_len), q_start=q_start, kv_len=kv_len)
     assert ctx.dtype == lse.dtype == jnp.float32
     shared = np.repeat(cache[:, :, None], q.shape[2], axis=2)
-    want, want_lse = attention(q, shared, shared[..., :latent], 0.3, q_start, kv_len)
+    want, want_lse = attention(q, shared, shared[..., : DQ - 1], 0.3, q_start, kv_len)
     assert relative_l2(ctx, want) < 1e-6
     np.testing.assert_allclose(lse, want_lse, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("op", ["expanded", "absorbed"])
+def test_random_spans(op):
+    """60 draws of one shape: prefixes, ragged lengths, queries beyond the keys, requests without any."""
+    T = 5
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        q, k, v = (rng.normal(size=s) for s in ((B, T, H, DQ), (B, S, H, DQ), (B, S, H, DV)))
+        kv_len = rng.integers(0, S + 1, B)
+        q_start = np.where(rng.random(B) < 0.7, np.maximum(kv_len - T, 0), rng.integers(0, S, B))
+        where = dict(q_start=np.int32(q_start), kv_len=np.int32(kv_len))
+        if op == "expanded":
+            out = expanded("xla")(np.float32(q), poison(k, kv_len), poison(v, kv_len), **where)
+        else:
+            out, _ = absorbed("xla")(np.float32(q), poison(k[:, :, 0], kv_len), **where)
+            k = np.repeat(k[:, :, :1], H, axis=2)
+            v = k[..., : DQ - 1]
+        np.testing.assert_allclose(out, attention(q, k, v, 0.3, q_start, kv_len)[0], rtol=0, atol=5e-6)
 
 
 def test_absorbed_is_expanded():
@@ -165,8 +193,7 @@ def test_merge(name):
 def test_merge_of_any_split_is_the_whole():
     """Random cuts of the keys into parts, some of them empty, for several query rows per request."""
     q, k, v, q_start, kv_len = spans("cached prefix")
-    cache, latent, S = np.float32(k[:, :, 0]), 5, k.shape[1]
-    part = jax.jit(functools.partial(mla_absorbed, scale=0.3, latent=latent))
+    cache, part = np.float32(k[:, :, 0]), absorbed("xla")
     whole = part(np.float32(q), cache, q_start=q_start, kv_len=kv_len)
     for seed in range(8):
         cuts = np.sort(np.random.default_rng(seed).integers(0, S + 1, 4))
@@ -220,10 +247,10 @@ def test_gradient_through_a_merge():
 @pytest.mark.parametrize(
     "op, change, message",
     [
-        (mla_expanded, {"k": np.zeros((2, 5, 3, 5))}, r"k \(2, 5, 3, 5\), .* do not fit; pass"),
-        (mla_expanded, {"kv_len": np.zeros(3, np.int32)}, r"kv_len \(3,\) must be \[2\], one per sequence"),
+        (mla_expanded, {"k": np.zeros((2, 5, 2, 5))}, r"k \(2, 5, 2, 5\), .* do not fit; pass"),
+        (mla_expanded, {"kv_len": np.zeros(2, np.int32)}, r"kv_len \(2,\) must be \[3\], one per sequence"),
         (mla_expanded, {"impl": "best"}, "impl 'best' cannot be used because .*; choose one of auto, xla, ref"),
-        (mla_absorbed, {"latent": 7}, "latent 7 do not fit; pass"),
+        (mla_absorbed, {"latent": 9}, "latent 9 do not fit; pass"),
         (mla_absorbed, {"q_start": np.zeros((2, 5), np.int32)}, r"q_start \(2, 5\)"),
     ],
 )

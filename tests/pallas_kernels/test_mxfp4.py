@@ -129,15 +129,20 @@ def test_stacks_of_matrices():
     assert np.array_equal(DEQUANTIZE(out, jnp.float32), mxfp4_values(*map(np.asarray, (out.packed, out.scale))))
 
 
-@pytest.mark.parametrize("axis", [-1, 0, 1])
+def _with_gradient(w, axis):
+    """fake_quant(w) and the gradient of the sum of its squares."""
+    out, pullback = jax.vjp(lambda w: fake_quant(w, axis), w)
+    return out, pullback(2 * out)[0]
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
 def test_fake_quantisation_passes_the_gradient_through(axis):
     w = np.float32(np.random.default_rng(2).normal(size=(32, 64)))
-    out, pullback = jax.vjp(lambda w: fake_quant(w, axis), w)
+    out, gradient = jax.jit(lambda w: _with_gradient(w, axis))(w)
     want = np.moveaxis(DEQUANTIZE(QUANTIZE(np.moveaxis(w, axis, -1)), jnp.float32), -1, axis)
     assert np.array_equal(out, want) and np.any(out != w)
-    assert np.array_equal(pullback(2 * out)[0], 2 * out)
-    rounded = fake_quant(jnp.asarray(w, jnp.bfloat16), axis)
-    assert rounded.dtype == jnp.bfloat16
+    assert np.array_equal(gradient, 2 * out)
+    assert jax.eval_shape(fake_quant, jnp.asarray(w, jnp.bfloat16)).dtype == jnp.bfloat16
 
 
 def test_cutting_keeps_each_value_with_its_scale():
