@@ -8,7 +8,7 @@ from k3jax.cache import Cache, init_cache
 from k3jax.chat import Tokenizer, load_tokenizer
 from k3jax.checkpoint import load, save
 from k3jax.config import ConfigError, K3Config
-from k3jax.decode import Generation, generate, warmup
+from k3jax.decode import Generation, generate, stream, warmup
 from k3jax.init import init_params
 from k3jax.model import forward, forward_with_intermediates
 from k3jax.params import Params, param_specs
@@ -36,5 +36,6 @@ __all__ = [
     "param_specs",
     "preset",
     "save",
+    "stream",
     "warmup",
 ]

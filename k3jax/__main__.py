@@ -1,6 +1,7 @@
 """The `k3jax` command: generate, chat, info, convert, capacity."""
 
 import argparse
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -35,6 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     try:
         return args.run(args)
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ValueError, OSError) as error:  # ConfigError and CheckpointError are ValueErrors
         if args.debug:
             traceback.print_exc()

@@ -4,7 +4,7 @@ KDA layers carry a recurrent state and a short convolution window, MLA layers on
 """
 
 import dataclasses
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -79,14 +79,40 @@ def init_cache(cfg: K3Config, batch: int, max_len: int) -> Cache:
         raise ValueError(
             f"max_len {max_len} exceeds the model's limit of {cfg.max_position_embeddings} tokens; ask for at most that"
         )
+    layers = tuple(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), layer) for layer in _layout(cfg, batch, max_len))
+    return Cache(layers=layers, length=jnp.zeros(batch, jnp.int32))
+
+
+def _layout(cfg: K3Config, batch: int, max_len: int) -> list[KdaCache | MlaCache]:
+    """Shape and dtype of every array of a cache."""
+    struct: Any = jax.ShapeDtypeStruct
     H, K, W = cfg.kda_num_heads, cfg.kda_head_dim, cfg.short_conv_kernel_size
+    mla = MlaCache(kv=struct((batch, max_len, cfg.mla_cache_width), cfg.dtype))
+    kda = KdaCache(
+        state=struct((batch, H, K, K), jnp.float32),
+        conv=struct((batch, W - 1, 3, H, K), cfg.dtype),
+    )
+    return [mla if kind == "mla" else kda for kind in cfg.layer_types]
 
-    def layer(kind: str) -> KdaCache | MlaCache:
-        if kind == "mla":
-            return MlaCache(kv=jnp.zeros((batch, max_len, cfg.mla_cache_width), cfg.dtype))
-        return KdaCache(
-            state=jnp.zeros((batch, H, K, K), jnp.float32),
-            conv=jnp.zeros((batch, W - 1, 3, H, K), cfg.dtype),
+
+def check_cache(cfg: K3Config, cache: Cache, batch: int) -> None:
+    """ValueError unless the cache is one of this config for `batch` sequences."""
+    if not isinstance(cache, Cache):
+        raise ValueError(f"cache is a {type(cache).__name__}, not a Cache; make one with init_cache")
+    if cache.batch != batch:
+        raise ValueError(f"cache holds {cache.batch} sequences, tokens {batch}; make them equal")
+    if cache.length.dtype != jnp.int32 or len(cache.layers) != cfg.num_hidden_layers:
+        raise ValueError(
+            f"cache has {len(cache.layers)} layers and lengths of {cache.length.dtype}, this config"
+            f" {cfg.num_hidden_layers} and int32; make one with init_cache"
         )
-
-    return Cache(layers=tuple(layer(t) for t in cfg.layer_types), length=jnp.zeros(batch, jnp.int32))
+    for i, (have, want) in enumerate(zip(cache.layers, _layout(cfg, batch, cache.capacity() or 1), strict=True)):
+        same = type(have) is type(want) and all(
+            (a.shape, a.dtype) == (b.shape, b.dtype)
+            for a, b in zip(jax.tree.leaves(have), jax.tree.leaves(want), strict=True)
+        )
+        if not same:
+            raise ValueError(
+                f"cache layer {i} is {jax.tree.map(jax.typeof, have)}, not the {want}"
+                " of this config; make one with init_cache"
+            )

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from k3jax.config import K3Config
+from k3jax.config import K3Config, short
 from k3jax.sizes import (
     conv_bytes_per_request,
     kv_bytes_per_token,
@@ -35,9 +35,22 @@ class Deployment:
     workspace: int = 4 * 10**9  # activations, communication buffers, executables, per GPU
 
     def __post_init__(self):
-        for name in ("gpus", "gpu_memory", "tp", "dcp", "page", "slots"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, the minimum is 1; give a positive number")
+        for name, most in (
+            ("gpus", 10**6),
+            ("gpu_memory", 10**15),
+            ("tp", 10**6),
+            ("dcp", 10**6),
+            ("page", 2**20),
+            ("slots", 10**6),
+        ):
+            value = getattr(self, name)
+            if not 1 <= value <= most:
+                raise ValueError(f"{name} is {short(value)}, allowed is 1 to {most}; give a number in that range")
+        if not 0 <= self.workspace <= self.gpu_memory:
+            raise ValueError(
+                f"workspace is {short(self.workspace)}, allowed is 0 to the GPU's memory of {self.gpu_memory} bytes;"
+                " give a number in that range"
+            )
         if not 0 < self.memory_fraction <= 1:
             raise ValueError(
                 f"memory fraction is {self.memory_fraction}, allowed is above 0 to 1; choose a value in that range"
@@ -72,8 +85,10 @@ class Capacity:
 
 def capacity(cfg: K3Config, where: Deployment, length: int) -> Capacity:
     """What fits when every request holds `length` tokens and `where.slots` KDA states."""
-    if length < 1:
-        raise ValueError(f"length is {length}, the minimum is 1; give a positive number of tokens")
+    if not 1 <= length <= cfg.max_position_embeddings:
+        raise ValueError(
+            f"length is {short(length)}, allowed is 1 to {cfg.max_position_embeddings} tokens; choose one there"
+        )
     for name, heads in (("KDA heads", cfg.kda_num_heads), ("MLA heads", cfg.num_attention_heads)):
         if heads % where.tp:
             raise ValueError(f"tp {where.tp} does not divide {heads} {name}; choose a divisor")
@@ -81,7 +96,7 @@ def capacity(cfg: K3Config, where: Deployment, length: int) -> Capacity:
         raise ValueError(f"{where.gpus} GPUs do not divide {cfg.num_experts} experts; choose a divisor")
 
     size = sizes(cfg)
-    experts = size.bytes_by_kind.get("MXFP4 experts", 2 * size.parameters_by_part["routed experts"])
+    experts = size.bytes_by_kind.get("MXFP4 experts", 2 * size.parameters_by_part.get("routed experts", 0))
     weights = experts // where.gpus + math.ceil((size.nbytes - experts) / where.tp)
     pool = int(where.gpu_memory * where.memory_fraction) - weights - where.workspace
 

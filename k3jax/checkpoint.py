@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from k3jax.checkpoint_map import Entry, aliases, entries
-from k3jax.config import K3Config, read_config
+from k3jax.config import ConfigError, K3Config, read_config, short
 from k3jax.params import Params, is_spec, param_specs
 from k3jax.presets import PRESETS, shipped_folder
 from k3jax.safetensors_io import DTYPES, CheckpointError, Pending, TensorFolder, write_folder
@@ -31,8 +31,12 @@ def resolve(model: str | Path, *, weights: bool = True) -> Path:
     shipped = shipped_folder(str(model))
     if shipped is not None:
         return shipped
-    path = Path(model).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(model).expanduser()
+        found = bool(str(model)) and path.is_dir()
+    except (RuntimeError, OSError, TypeError, ValueError):  # no such home, a name that is too long, no path at all
+        found = False
+    if found:
         return path
     if str(model) in PRESETS:
         raise CheckpointError(
@@ -43,7 +47,7 @@ def resolve(model: str | Path, *, weights: bool = True) -> Path:
     if len(parts) == 2 and all(parts) and not str(model).startswith((".", "/", "~")):
         return _download(str(model), weights)
     raise CheckpointError(
-        f"{model} is not a folder, a preset ({', '.join(PRESETS)}) or a hub id org/name; give one of these"
+        f"{str(model)[:100]} is not a folder, a preset ({', '.join(PRESETS)}) or a hub id org/name; give one of these"
     )
 
 
@@ -74,7 +78,10 @@ def load(
     cfg = read_config(folder)
     if dtype is None:
         dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
-    cfg = dataclasses.replace(cfg, dtype=jnp.dtype(dtype).name)
+    try:
+        cfg = dataclasses.replace(cfg, dtype=jnp.dtype(dtype).name)
+    except TypeError:
+        raise ConfigError(f"dtype is {short(dtype)}, supported are 'bfloat16' and 'float32'; use one") from None
     files = TensorFolder(folder)
     cfg = adapt(cfg, files)
     specs = param_specs(cfg)

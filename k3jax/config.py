@@ -1,10 +1,11 @@
 """Model configuration: the frozen `K3Config` of both released families, Kimi K3 and Kimi-Linear-48B. No jax here."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from k3jax.files import read_json
 
 MXFP4_BLOCK = 32  # columns that share one scale
 
@@ -145,13 +146,33 @@ class K3Config:
         return to_hf(self)
 
 
+MOST = {"num_hidden_layers": 10_000, "num_experts": 100_000}  # beyond any model: refused before names are built
+
+
 def _positive_int(key: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{key} is {value!r}, the minimum is 1; give a positive integer")
+    if not _is_int(value) or value < 1:
+        raise ConfigError(f"{key} is {short(value)}, the minimum is 1; give a positive integer")
+    most = MOST.get(key, 2**31 - 1)
+    if value > most:
+        raise ConfigError(f"{key} is {short(value)}, the maximum is {most}; use the released value")
+
+
+def short(value: Any) -> str:
+    """repr for a sentence."""
+    try:
+        text = repr(value)
+    except ValueError:  # integers of thousands of digits
+        text = "a huge number"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """A finite one of a sane size."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9
 
 
 def _check(cfg: K3Config) -> None:
@@ -163,14 +184,19 @@ def _check(cfg: K3Config) -> None:
     ]  # fmt: skip
     optional = ("q_lora_rank", "routed_expert_hidden_size", "attn_res_block_size")
     positive += [k for k in optional if getattr(cfg, k) is not None]
-    if cfg.kda_layers:
+    if "kda" in (cfg.layer_types or ()):
         positive += ["kda_num_heads", "kda_head_dim"]
     for key in positive:
         _positive_int(key, getattr(cfg, key))
-    if not isinstance(cfg.first_k_dense_replace, int) or cfg.first_k_dense_replace < 0:
+    for key in ("mla_use_output_gate", "use_full_rank_gate", "latent_moe_use_norm", "moe_renormalize", "mxfp4_experts"):
+        if not isinstance(getattr(cfg, key), bool):
+            raise ConfigError(f"{key} is {short(getattr(cfg, key))}, supported are true and false; use one of these")
+    if not _is_int(cfg.first_k_dense_replace) or cfg.first_k_dense_replace < 0:
         raise ConfigError(
-            f"first_k_dense_replace is {cfg.first_k_dense_replace!r}, the minimum is 0; count dense layers from 0"
+            f"first_k_dense_replace is {short(cfg.first_k_dense_replace)}, the minimum is 0; count dense layers from 0"
         )
+    if not isinstance(cfg.layer_types, tuple) or not set(cfg.layer_types) <= {"kda", "mla"}:
+        raise ConfigError(f"layer_types is {short(cfg.layer_types)}, expected a tuple of 'kda' and 'mla'; correct it")
     if len(cfg.layer_types) != cfg.num_hidden_layers:
         raise ConfigError(
             f"layer_types has {len(cfg.layer_types)} entries for num_hidden_layers {cfg.num_hidden_layers};"
@@ -186,10 +212,10 @@ def _check(cfg: K3Config) -> None:
     ):
         value = getattr(cfg, key)
         if value is not None and not (_is_number(value) and value > 0):
-            raise ConfigError(f"{key} is {value!r}, it must be above 0; use the released value")
+            raise ConfigError(f"{key} is {short(value)}, it must be finite and above 0; use the released value")
     bound = cfg.gate_lower_bound
     if bound is not None and not (_is_number(bound) and bound < 0):
-        raise ConfigError(f"gate_lower_bound is {cfg.gate_lower_bound!r}, it must be negative or null; K3 uses -5.0")
+        raise ConfigError(f"gate_lower_bound is {short(bound)}, it must be finite and negative, or null; K3 uses -5.0")
     if cfg.num_experts_per_token > cfg.num_experts:
         raise ConfigError(
             f"num_experts_per_token {cfg.num_experts_per_token} exceeds num_experts {cfg.num_experts};"
@@ -207,9 +233,9 @@ def _check(cfg: K3Config) -> None:
             )
     for key in ("bos_token_id", "eos_token_id", "pad_token_id", "media_placeholder_token_id"):
         value = getattr(cfg, key)
-        if value is not None and not (isinstance(value, int) and 0 <= value < cfg.vocab_size):
+        if value is not None and not (_is_int(value) and 0 <= value < cfg.vocab_size):
             raise ConfigError(
-                f"{key} {value} is outside the vocabulary 0..{cfg.vocab_size - 1}; fix the id or vocab_size"
+                f"{key} {short(value)} is outside the vocabulary 0..{cfg.vocab_size - 1}; fix the id or vocab_size"
             )
     if cfg.dtype not in ("bfloat16", "float32"):
         raise ConfigError(f"dtype is {cfg.dtype!r}, supported are 'bfloat16' and 'float32'; use one of these")
@@ -222,8 +248,4 @@ def read_config(folder: str | Path) -> K3Config:
     path = Path(folder) / "config.json"
     if not path.is_file():
         raise ConfigError(f"{path} does not exist; give a Hugging Face style model folder")
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid JSON ({error}); download it again") from None
-    return K3Config.from_hf(data)
+    return K3Config.from_hf(read_json(path, ConfigError))

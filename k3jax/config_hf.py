@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from k3jax.config import MXFP4_BLOCK, ConfigError, K3Config, VisionConfig
+from k3jax.config import MOST, MXFP4_BLOCK, ConfigError, K3Config, VisionConfig, short
 
 _PLAIN_KEYS = (  # same name and meaning on both sides
     "vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads",
@@ -66,10 +66,13 @@ def from_hf(config: Mapping[str, Any]) -> K3Config:
 
     values = {k: text[k] for k in _PLAIN_KEYS if text.get(k) is not None}
     for key in _TOKEN_KEYS:
-        values[key] = text.get(key, config.get(key))
-    values["max_position_embeddings"] = (
-        text.get("max_position_embeddings") or text.get("model_max_length") or K3Config.max_position_embeddings
-    )
+        values[key] = _first(text.get(key), config.get(key))
+    lengths = (text.get("max_position_embeddings"), text.get("model_max_length"))
+    values["max_position_embeddings"] = _first(*lengths, K3Config.max_position_embeddings)
+    if text.get("dtype") in ("float32", "bfloat16"):
+        values["dtype"] = text["dtype"]
+    if text.get("hidden_act") is None and text.get("activation_situ_beta") is not None:
+        raise ConfigError("activation_situ_beta is set without hidden_act; set hidden_act to 'situ' or drop the beta")
     linear = text["linear_attn_config"]
     if not isinstance(linear, Mapping):
         raise ConfigError(f"linear_attn_config is {linear!r}, expected an object; see the released config.json")
@@ -81,9 +84,12 @@ def from_hf(config: Mapping[str, Any]) -> K3Config:
     values["multimodal_wrapper"] = wrapped
     values["media_placeholder_token_id"] = config.get("media_placeholder_token_id")
     if wrapped and config.get("vision_config"):
+        _object("vision_config", config["vision_config"])
         names = {f.name for f in dataclasses.fields(VisionConfig)}
         vision = {k: v for k, v in config["vision_config"].items() if k in names and v is not None}
         if "merge_kernel_size" in vision:
+            if not isinstance(vision["merge_kernel_size"], list | tuple):
+                raise ConfigError(f"merge_kernel_size is {short(vision['merge_kernel_size'])}, expected two numbers")
             vision["merge_kernel_size"] = tuple(vision["merge_kernel_size"])
         text_width = config["vision_config"].get("text_hidden_size", text["hidden_size"])
         if text_width != text["hidden_size"]:
@@ -95,10 +101,23 @@ def from_hf(config: Mapping[str, Any]) -> K3Config:
     return K3Config(**values)
 
 
+def _first(*values: Any) -> Any:
+    """The first that is given: an explicit null counts as absent."""
+    return next((v for v in values if v is not None), None)
+
+
+def _object(key: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{key} is {short(value)}, expected a JSON object; see the released config.json")
+    return value
+
+
 def _layer_types(linear: Mapping[str, Any], layers: Any) -> tuple[str, ...]:
     """The released lists are 1-based; entries past a truncated config's last layer are dropped."""
-    if not isinstance(layers, int) or isinstance(layers, bool) or layers < 1:
-        raise ConfigError(f"num_hidden_layers is {layers!r}, the minimum is 1; give a positive integer")
+    if not isinstance(layers, int) or isinstance(layers, bool) or not 1 <= layers <= MOST["num_hidden_layers"]:
+        raise ConfigError(
+            f"num_hidden_layers is {short(layers)}, allowed is 1 to {MOST['num_hidden_layers']}; correct it"
+        )
     lists = {}
     for key in ("kda_layers", "full_attn_layers"):
         entries = linear.get(key)
@@ -115,7 +134,7 @@ def _layer_types(linear: Mapping[str, Any], layers: Any) -> tuple[str, ...]:
     neither = set(range(1, layers + 1)) - lists["kda_layers"] - lists["full_attn_layers"]
     if neither:
         raise ConfigError(
-            f"layers {sorted(neither)} of 1..{layers} stand in neither kda_layers nor full_attn_layers; add them"
+            f"layers {short(sorted(neither))} of 1..{layers} stand in neither kda_layers nor full_attn_layers; add them"
         )
     return tuple("kda" if i in lists["kda_layers"] else "mla" for i in range(1, layers + 1))
 
@@ -124,15 +143,16 @@ def _is_mxfp4(nested: Mapping[str, Any] | None, top: Mapping[str, Any] | None) -
     if nested is not None and top is not None and nested != top:
         raise ConfigError("text_config.quantization_config and the top-level quantization_config differ; keep one")
     block = nested if nested is not None else top
-    if not block:
+    if block is None or block == {}:
         return False
+    _object("quantization_config", block)
     fmt = block.get("format")
     if fmt != "mxfp4-pack-quantized":
         raise ConfigError(
             f"quantization format is {fmt!r}, supported is 'mxfp4-pack-quantized'; convert the checkpoint first"
         )
-    for group in block.get("config_groups", {}).values():
-        weights = group.get("weights") or {}
+    for name, group in _object("config_groups", block.get("config_groups", {})).items():
+        weights = _object("weights", _object(f"config_groups.{name}", group).get("weights") or {})
         for key, want in _MXFP4.items():
             if weights.get(key, want) != want:
                 raise ConfigError(
@@ -160,7 +180,7 @@ def to_hf(cfg: K3Config) -> dict[str, Any]:
     if cfg.mxfp4_experts:
         text["quantization_config"] = quantization_block()
     if not cfg.multimodal_wrapper:
-        return text
+        return text | {"media_placeholder_token_id": cfg.media_placeholder_token_id}
     out: dict[str, Any] = {
         "architectures": ["KimiK3ForConditionalGeneration"],
         "model_type": "kimi_k3",

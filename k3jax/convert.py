@@ -1,7 +1,6 @@
 """Checkpoint to checkpoint: pack, unpack and re-shard stored tensors without building parameters."""
 
 import functools
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,9 @@ import numpy as np
 
 from k3jax.checkpoint import adapt, check
 from k3jax.checkpoint_map import entries
-from k3jax.config import MXFP4_BLOCK, K3Config, read_config
+from k3jax.config import MXFP4_BLOCK, ConfigError, K3Config, read_config
 from k3jax.config_hf import quantization_block
+from k3jax.files import read_json
 from k3jax.params import param_specs
 from k3jax.safetensors_io import Pending, TensorFolder, write_folder
 from pallas_kernels.mxfp4 import Mxfp4, quantize
@@ -29,7 +29,7 @@ def convert(source: Path, target: Path, *, experts: str | None, shard_bytes: int
     files = TensorFolder(source)
     cfg = adapt(read_config(source), files)
     check(cfg, entries(cfg, param_specs(cfg)), files)
-    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    config = read_json(source / "config.json", ConfigError)
     text = config.get("text_config", config)
     config.pop("quantization_config", None)
     text.pop("quantization_config", None)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from k3jax.cache import Cache, init_cache
-from k3jax.config import K3Config
+from k3jax.config import K3Config, short
 from k3jax.model import logits_of, step
 from k3jax.params import Params
 from k3jax.rows import rectangle
@@ -153,8 +153,8 @@ def start(
     images: Sequence[Images] | None = None,
 ) -> DecodeState:
     """Check and absorb the prompts; the state holds a bucketed batch whose extra rows are done from the start."""
-    ids: list[list[int]] = [np.asarray(p).reshape(-1).tolist() for p in prompts]
-    limits = [max_new_tokens] * len(ids) if isinstance(max_new_tokens, int) else list(max_new_tokens)
+    ids = [_token_list(i, p) for i, p in enumerate(prompts)]
+    limits: list = [max_new_tokens] * len(ids) if np.ndim(max_new_tokens) == 0 else [*max_new_tokens]  # type: ignore[misc]
     if images is not None and len(images) != len(ids):
         raise ValueError(f"images has {len(images)} entries for {len(ids)} prompts; give one list per prompt")
     longest = _check_prompts(cfg, ids, limits)
@@ -175,6 +175,22 @@ def start(
     )
 
 
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _token_list(i: int, prompt: object) -> list[int]:
+    """Plain integers; ValueError for a prompt that is no flat list of whole numbers."""
+    if isinstance(prompt, jax.Array | np.ndarray):
+        prompt = prompt.tolist()
+    if not isinstance(prompt, list | tuple):
+        raise ValueError(f"prompt {i} is {short(prompt)}, not a list of token ids; pass a list of such lists")
+    bad = next((t for t in prompt if not _is_integer(t)), None)
+    if bad is not None:
+        raise ValueError(f"prompt {i} holds {short(bad)}, not a token id; pass whole numbers")
+    return [int(t) for t in prompt]
+
+
 def _check_prompts(cfg: K3Config, prompts: list[list[int]], limits: list[int]) -> int:
     """Longest prompt plus its new tokens; ValueError on the first bad value."""
     if not prompts:
@@ -185,13 +201,13 @@ def _check_prompts(cfg: K3Config, prompts: list[list[int]], limits: list[int]) -
     for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
         if not prompt:
             raise ValueError(f"prompt {i} is empty, the minimum is 1 token; give some text")
-        bad = next((t for t in prompt if not isinstance(t, int) or not 0 <= t < cfg.vocab_size), None)
+        bad = next((t for t in prompt if not 0 <= t < cfg.vocab_size), None)
         if bad is not None:
             raise ValueError(
-                f"prompt {i} has token id {bad}, the vocabulary is 0..{cfg.vocab_size - 1}; check the tokenizer"
+                f"prompt {i} has token id {short(bad)}, the vocabulary is 0..{cfg.vocab_size - 1}; check the tokenizer"
             )
-        if limit < 1:
-            raise ValueError(f"max_new_tokens is {limit}, the minimum is 1; ask for at least one token")
+        if not _is_integer(limit) or limit < 1:
+            raise ValueError(f"max_new_tokens is {short(limit)}, the minimum is 1; ask for at least one token")
         if len(prompt) + limit > cfg.max_position_embeddings:
             raise ValueError(
                 f"prompt {i} has {len(prompt)} tokens and asks for {limit} more, the limit is"
@@ -219,9 +235,12 @@ def generate(
     """Continue ragged prompts (token lists, or an array [B, T]) and return the new tokens.
 
     Each row gives the tokens it would give alone. Temperature 0 is greedy; above it pass `key`, or a `seed` for all
-    rows or per row. `stop_ids` defaults to the config's end of message; pass () to run to the limit. `images` lists for
+    rows or per row (64-bit; the lower 32 bits count).
+    `stop_ids` defaults to the config's end of message; pass () to run to the limit. `images` lists for
     each prompt its images' rows (`vision.embed_pictures`), one row per placeholder token.
     """
+    if not isinstance(tokens, list | tuple | jax.Array | np.ndarray):
+        raise ValueError(f"tokens is {short(tokens)}, not a list of prompts; pass a list of token lists")
     prompts = list(np.asarray(tokens)) if isinstance(tokens, jax.Array | np.ndarray) else list(tokens)
     rows = len(prompts)
     how = sampling(
@@ -258,6 +277,8 @@ def stream(
 
     The tokens together are those of `generate`; the last pair carries the finish reason.
     """
+    if not _is_integer(every) or not 1 <= every < 2**31:
+        raise ValueError(f"every is {short(every)}, the minimum is 1; hand over tokens every few steps")
     seeds = _seeds(1, temperature, None, seed)
     how = sampling(1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seeds)
     stops = stop_array(cfg, stop_ids)
@@ -278,16 +299,26 @@ def _seeds(rows: int, temperature, key: jax.Array | None, seed) -> np.ndarray:
         return np.asarray(jax.random.bits(key, (BATCHES[-1],), jnp.uint32))[:rows]
     if seed is None and np.any(np.asarray(temperature) > 0):
         raise ValueError(f"temperature {temperature} needs randomness; pass key=jax.random.key(0) or seed=0")
-    return np.broadcast_to(np.asarray(0 if seed is None else seed, np.int64) & 0xFFFFFFFF, (rows,))
+    seeds = [0] if seed is None else list(seed) if isinstance(seed, Sequence | np.ndarray) else [seed]
+    if len(seeds) not in (1, rows):
+        raise ValueError(f"seed has {len(seeds)} entries for {rows} prompts; give one, or one per prompt")
+    bad = next((s for s in seeds if not _is_integer(s) or not -(2**63) <= s < 2**63), None)
+    if bad is not None:
+        raise ValueError(f"seed is {short(bad)}, allowed are 64-bit integers; choose one of them")
+    return np.broadcast_to(np.array([int(s) & 0xFFFFFFFF for s in seeds], np.int64), (rows,))
 
 
-STOP_IDS = 8  # stop ids a batch can have
+STOP_IDS = 32  # stop ids a batch can have
 
 
 def stop_array(cfg: K3Config, stop_ids: Sequence[int] | None) -> jax.Array:
     """[STOP_IDS] int32 padded with -1; None means the config's end of message."""
     if stop_ids is None:
         stop_ids = () if cfg.eos_token_id is None else (cfg.eos_token_id,)
+    stop_ids = list(stop_ids) if np.ndim(stop_ids) == 1 or isinstance(stop_ids, range) else [stop_ids]  # type: ignore[list-item]
+    bad = next((t for t in stop_ids if not _is_integer(t) or not 0 <= t < cfg.vocab_size), None)
+    if bad is not None:
+        raise ValueError(f"stop id {short(bad)} is outside the vocabulary 0..{cfg.vocab_size - 1}; check the tokenizer")
     if len(stop_ids) > STOP_IDS:
         raise ValueError(f"{len(stop_ids)} stop ids were given, the limit is {STOP_IDS}; pass fewer")
     return jnp.asarray([*stop_ids, *[-1] * (STOP_IDS - len(stop_ids))], jnp.int32)

@@ -5,9 +5,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from k3jax.attn_res import Residual, starts_block
-from k3jax.cache import Cache, KdaCache, LayerCaches, MlaCache, init_cache
+from k3jax.cache import Cache, KdaCache, LayerCaches, MlaCache, check_cache, init_cache
 from k3jax.config import K3Config
 from k3jax.kda_layer import kda_layer
 from k3jax.layers import linear, mlp
@@ -32,8 +33,8 @@ def step[C: LayerCaches](
 ) -> tuple[jax.Array, C]:
     """One ragged step: tokens [M] int32 of the requests in `rows` -> hidden [M, D] after the final norm, cache.
 
-    The cache may be dense or live in a server's pool. `taps`, when given, collects intermediates by name (see `forward_with_intermediates`). `media` replaces the
-    embeddings of image tokens.
+    The cache may be dense or live in a server's pool. `taps`, when given, collects intermediates by name (see
+    `forward_with_intermediates`). `media` replaces the embeddings of image tokens.
     """
     x = jnp.take(params.embed, tokens, axis=0).astype(cfg.dtype)
     if media is not None:
@@ -129,7 +130,7 @@ def forward(
     (rows of B * T, see `vision.media_chunk`). Differentiable; jitted once per shape.
     Raises ValueError for ids outside the vocabulary or a cache without room (checked when values are concrete).
     """
-    tokens, lengths, cache = _checked(cfg, tokens, lengths, cache)
+    tokens, lengths, cache = _checked(cfg, params, tokens, lengths, cache)
     logits, cache, _ = _forward(cfg, params, tokens, lengths, cache, False, media)
     return logits, cache
 
@@ -145,38 +146,53 @@ def forward_with_intermediates(
 ) -> tuple[jax.Array, Cache, Taps]:
     """`forward` plus a dict of `layers.{i}.{attn_out,ffn_out,prefix,bank,router_ids,router_weights}`, `final_mix`
     and `final_norm`, each [B, T, ...]. `bank` stacks the finished blocks; router ids are in order of score."""
-    tokens, lengths, cache = _checked(cfg, tokens, lengths, cache)
+    tokens, lengths, cache = _checked(cfg, params, tokens, lengths, cache)
     return _forward(cfg, params, tokens, lengths, cache, True, media)
 
 
-def _concrete(*arrays: Any) -> bool:
-    return not any(isinstance(a, jax.core.Tracer) for a in arrays)
-
-
-def _checked(cfg: K3Config, tokens: Any, lengths: Any, cache: Cache | None) -> tuple[jax.Array, jax.Array, Cache]:
-    tokens = jnp.asarray(tokens)
-    if tokens.ndim != 2 or 0 in tokens.shape or not jnp.issubdtype(tokens.dtype, jnp.integer):
+def _checked(
+    cfg: K3Config, params: Params, tokens: Any, lengths: Any, cache: Cache | None
+) -> tuple[jax.Array, jax.Array, Cache]:
+    if not isinstance(params, Params) or len(params.layers) != cfg.num_hidden_layers:
         raise ValueError(
-            f"tokens is {jax.typeof(tokens)}, expected a non-empty integer array [B, T]; add the batch axis"
+            f"params do not belong to a config of {cfg.num_hidden_layers} layers; pass those of this config"
         )
+    if params.embed.shape != (cfg.vocab_size, cfg.hidden_size):
+        raise ValueError(
+            f"params embed {params.embed.shape}, the config ({cfg.vocab_size}, {cfg.hidden_size}); pass its own"
+        )
+    tokens = _integers("tokens", tokens)
+    if tokens.ndim != 2 or 0 in tokens.shape:
+        raise ValueError(f"tokens has shape {tokens.shape}, expected a non-empty array [B, T]; add the batch axis")
     B, T = tokens.shape
-    lengths = jnp.full(B, T, jnp.int32) if lengths is None else jnp.asarray(lengths, jnp.int32)
+    lengths = np.full(B, T) if lengths is None else _integers("lengths", lengths)
     if lengths.shape != (B,):
         raise ValueError(f"lengths has shape {lengths.shape}, expected ({B},); give one length per row")
     if cache is None:
         cache = init_cache(cfg, B, T)
-    elif cache.batch != B:
-        raise ValueError(f"cache holds {cache.batch} sequences, tokens {B}; make them equal")
-    if _concrete(tokens) and (int(tokens.min()) < 0 or int(tokens.max()) >= cfg.vocab_size):
-        bad = int(tokens.min()) if int(tokens.min()) < 0 else int(tokens.max())
+    check_cache(cfg, cache, B)
+    if isinstance(tokens, np.ndarray) and (tokens.min() < 0 or tokens.max() >= cfg.vocab_size):
+        bad = tokens.min() if tokens.min() < 0 else tokens.max()
         raise ValueError(f"token id {bad} is outside the vocabulary 0..{cfg.vocab_size - 1}; check the tokenizer")
-    if _concrete(lengths) and (int(lengths.min()) < 0 or int(lengths.max()) > T):
-        raise ValueError(f"lengths {lengths.tolist()} must lie in 0..{T}; count only the tokens given")
-    room = cache.capacity()
-    if room is not None and _concrete(lengths, cache.length):
-        need = int((cache.length + lengths).max())
-        if need > room:
-            raise ValueError(
-                f"{need} tokens do not fit the cache of {room}; use init_cache(cfg, batch, max_len={need}) or more"
-            )
-    return tokens.astype(jnp.int32), lengths, cache
+    if isinstance(lengths, np.ndarray):
+        if lengths.min() < 0 or lengths.max() > T:
+            raise ValueError(f"lengths {lengths.tolist()} must lie in 0..{T}; count only the tokens given")
+        if not isinstance(cache.length, jax.core.Tracer):
+            need, room = int((np.asarray(cache.length) + lengths).max()), cache.capacity()
+            if need > (cfg.max_position_embeddings if room is None else room):
+                raise ValueError(
+                    f"{need} tokens do not fit the cache of {room or cfg.max_position_embeddings};"
+                    f" use init_cache(cfg, batch, max_len={need}) or more, up to {cfg.max_position_embeddings}"
+                )
+    return jnp.asarray(tokens, jnp.int32), jnp.asarray(lengths, jnp.int32), cache
+
+
+def _integers(name: str, values: Any) -> Any:
+    """A numpy array whose values can be checked (nothing wraps yet), or a tracer; ValueError for what is no integer."""
+    try:
+        array = values if isinstance(values, jax.core.Tracer) else np.asarray(values)
+    except ValueError:
+        raise ValueError(f"{name} has rows of different lengths; pad them and pass lengths") from None
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise ValueError(f"{name} is {array.dtype}, expected integers of at most 64 bits; pass whole numbers")
+    return array

@@ -15,6 +15,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from k3jax.files import read_json
+
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 DTYPES = {
@@ -92,13 +94,15 @@ def _files(folder: Path) -> dict[Path, list[str]]:
     """Weight files of a folder and the names each must hold (empty list: whatever it holds)."""
     if (folder / INDEX).is_file():
         try:
-            weight_map = json.loads((folder / INDEX).read_text())["weight_map"]
+            weight_map = read_json(folder / INDEX, CheckpointError)["weight_map"]
             by_file: dict[Path, list[str]] = {}
             for name, file in weight_map.items():
                 by_file.setdefault(folder / file, []).append(name)
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
+        except (KeyError, TypeError, AttributeError):
             raise CheckpointError(f"{folder / INDEX} has no readable weight_map; download it again") from None
         for file in by_file:
+            if "\0" in str(file):
+                raise CheckpointError(f"{INDEX} names a file with a NUL character; download the index again")
             if file.resolve().parent != folder.resolve() and not file.is_symlink():
                 raise CheckpointError(f"{INDEX} names {file}, outside the model folder; download the index again")
             if not file.is_file():

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from k3jax.config import short
+
 GREEDY_BELOW = 1e-6  # temperatures under this pick the most likely token
 
 
@@ -34,7 +36,17 @@ def sampling(
     padding = (batch or rows) - rows
 
     def column(name: str, value, dtype, low: float, high: float, above: bool = False) -> jax.Array:
-        array = np.broadcast_to(np.asarray(value), (rows,))
+        array = np.asarray(value)
+        if array.dtype.kind not in ("iu" if np.issubdtype(dtype, np.integer) else "iuf") or array.shape not in (
+            (),
+            (1,),
+            (rows,),
+        ):
+            kind = "a whole number" if np.issubdtype(dtype, np.integer) else "a number"
+            raise ValueError(
+                f"{name} is {short(value)}, expected {kind} for all rows or one for each of {rows}; pass that"
+            )
+        array = np.broadcast_to(array, (rows,))
         inside = (array > low if above else array >= low) & (array <= high)
         if not inside.all():
             raise ValueError(

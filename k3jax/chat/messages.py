@@ -89,13 +89,13 @@ def _check_content(content: Any, where: str) -> None:
     if not _is_list(content):
         raise ValueError(f"{where}.content is {_short(content)}; pass a string or a list of parts")
     for i, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind != "text" and kind not in IMAGE_PARTS:
+        if not isinstance(part, Mapping):
+            raise ValueError(f"{where}.content[{i}] is {_short(part)}, not an object; give each part as one")
+        if part.get("type") not in IMAGE_PARTS and not isinstance(part.get("text"), str):
             raise ValueError(
-                f"{where}.content[{i}] is {_short(part)}; use parts of type text, {' or '.join(IMAGE_PARTS)}"
+                f"{where}.content[{i}] is {_short(part)}; give it a string under text, or one of the types"
+                f" {' and '.join(IMAGE_PARTS)}"
             )
-        if kind == "text" and not isinstance(part.get("text"), str):
-            raise ValueError(f"{where}.content[{i}] has no text; give the part of type text a string under text")
 
 
 def _check_calls(calls: Any, where: str) -> None:

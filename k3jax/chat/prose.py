@@ -8,12 +8,13 @@ import ast
 import functools
 import hashlib
 import itertools
-import json
 import re
 import textwrap
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from k3jax.files import read_json
 
 # Names of the texts. `tools`, `tools-dynamic` and `response_format:json_schema` are everything before the JSON.
 OWN_PROSE: Mapping[str, str] = {
@@ -121,10 +122,7 @@ def _concat(left: tuple[str, ...], right: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _read_texts(path: Path) -> Mapping[str, str]:
-    try:
-        texts = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error}); correct it") from None
+    texts = read_json(path)
     if (
         not isinstance(texts, dict)
         or set(texts) != set(OWN_PROSE)

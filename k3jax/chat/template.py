@@ -41,7 +41,7 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda format: datetime.datetime.now().strftime(format)
         try:
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, RecursionError) as error:
             raise ValueError(f"the chat template is no valid Jinja ({error}); use the checkpoint's own file") from None
 
     def render(self, **inputs: Any) -> list[Segment]:
@@ -49,8 +49,9 @@ class ChatTemplate:
         mark = _unused_character(to_json(inputs, "the conversation"))
         try:
             text = self._template.render(self._variables | self._marked(inputs, mark))
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
-            raise ValueError(f"the chat template refuses this conversation: {error}") from None
+        except Exception as error:  # a template can raise anything
+            reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+            raise ValueError(f"the chat template refuses this conversation: {reason}") from None
         pieces = self._names.split(text)  # text, name, text, name, ..., text
         escaped = json.dumps(mark)[1:-1]
         segments = (

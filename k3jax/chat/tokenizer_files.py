@@ -2,11 +2,12 @@
 
 import base64
 import binascii
-import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from k3jax import files
 
 SPECIALS = 256  # special ids after the ordinary ones
 
@@ -92,10 +93,8 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON ({error}); download it again") from None
+    read_text(path)  # refuses a missing or binary file
+    data = files.read_json(path)
     if not isinstance(data, dict):
         raise ValueError(f"{path} holds no JSON object; download it again")
     return data

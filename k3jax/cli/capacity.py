@@ -6,7 +6,7 @@ from pathlib import Path
 
 from k3jax.capacity import KV_BYTES, STATE_BYTES, Capacity, Deployment, capacity
 from k3jax.cli.info import describe
-from k3jax.cli.table import human_bytes, table
+from k3jax.cli.table import gigabytes, human_bytes, table
 
 PLOT_LENGTHS = [2**n for n in range(10, 21)]
 
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     where = Deployment(
         gpus=args.gpus,
-        gpu_memory=int(args.gpu_memory * 1e9),
+        gpu_memory=gigabytes("--gpu-memory", args.gpu_memory),
         memory_fraction=args.memory_fraction,
         tp=args.tp,
         dcp=args.dcp,
@@ -75,14 +75,18 @@ def run(args: argparse.Namespace) -> int:
         slots=args.slots,
         state_dtype=args.state_dtype,
         kv_dtype=args.kv_dtype,
-        workspace=int(args.workspace * 1e9),
+        workspace=gigabytes("--workspace", args.workspace),
     )
     cfg, source, _ = describe(args.model)
     results = [capacity(cfg, where, n) for n in args.lengths]
     print(f"{source} on {where.gpus} GPUs, tp {where.tp}, dcp {where.dcp}\n")
     print(report(results))
     if args.plot:
-        draw(Path(args.plot), args.model, [capacity(cfg, where, n) for n in PLOT_LENGTHS])
+        draw(
+            Path(args.plot),
+            args.model,
+            [capacity(cfg, where, n) for n in PLOT_LENGTHS if n <= cfg.max_position_embeddings],
+        )
         print(f"\nwrote {args.plot}")
     return 0
 

@@ -1,7 +1,6 @@
 """Talk to a model in the terminal: answers stream, the think channel is dimmed, tool results are asked for."""
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from k3jax.checkpoint import load
 from k3jax.cli.common import add_model_arguments, dim, read_images, sampling_of, user_message
 from k3jax.config import K3Config
 from k3jax.decode import stream
+from k3jax.files import read_json
 from k3jax.params import Params
 from k3jax.vision import Picture, embed_pictures, encode_chat
 
@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    sampling_of(args)
     tools = _read_tools(args.tools) if args.tools else None
     tokenizer = load_tokenizer(args.model)
     session = Session(args, *load(args.model), tokenizer, tools)
@@ -151,6 +152,8 @@ def _show(delta: Delta) -> None:
 
 def _ask(prompt: str) -> str | None:
     """A line from the user, None at the end of input; the prompt is shown on a terminal only."""
+    if sys.stdin is None:
+        return None
     try:
         return input(prompt if sys.stdin.isatty() else "")
     except EOFError:
@@ -159,7 +162,7 @@ def _ask(prompt: str) -> str | None:
 
 def _read_tools(path: Path) -> list[Any]:
     try:
-        tools = json.loads(path.read_text(encoding="utf-8"))
+        tools = read_json(path)
         check_tools(tools)
     except ValueError as error:
         raise ValueError(f"{path} is not a JSON list of tools ({error}); give a list of objects") from None

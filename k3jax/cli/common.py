@@ -10,6 +10,7 @@ from typing import Any, TextIO
 from k3jax.chat.messages import EFFORTS
 from k3jax.checkpoint import resolve
 from k3jax.config import read_config
+from k3jax.sample import sampling
 from k3jax.vision import Limits, Picture, check_vision, read_media_config, read_picture
 
 
@@ -33,8 +34,13 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 def sampling_of(args: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments for `generate` and `stream`."""
-    names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
-    return {name: getattr(args, name) for name in names}
+    filters = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+    sampling(1, **filters)  # refuses values out of range before a model is loaded
+    if args.max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens is {args.max_new_tokens}, the minimum is 1; ask for at least one token")
+    if not -(2**63) <= args.seed < 2**63:
+        raise ValueError(f"seed is {args.seed}, allowed are 64-bit integers; choose one of them")
+    return filters | {"max_new_tokens": args.max_new_tokens, "seed": args.seed}
 
 
 def read_images(model: str, files: Sequence[str]) -> list[Picture]:

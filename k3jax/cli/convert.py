@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from k3jax.checkpoint import resolve
-from k3jax.cli.table import human_bytes
+from k3jax.cli.table import gigabytes, human_bytes
 from k3jax.convert import convert
 from k3jax.safetensors_io import TensorFolder
 
@@ -31,13 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.shard_size <= 0:
+    shard_bytes = gigabytes("--shard-size", args.shard_size)
+    if shard_bytes < 1:
         raise ValueError(f"--shard-size is {args.shard_size}, it must be above 0; give GB per file")
     source = resolve(args.source)
     if args.target.exists() and (not args.target.is_dir() or any(args.target.iterdir())):
         raise ValueError(f"{args.target} exists and is not an empty folder; choose a new one")
     experts = "mxfp4" if args.pack else "bf16" if args.unpack else None
-    config = convert(source, args.target, experts=experts, shard_bytes=int(args.shard_size * 1e9))
+    config = convert(source, args.target, experts=experts, shard_bytes=shard_bytes)
     (args.target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for name in CARRIED:
         if (source / name).is_file():

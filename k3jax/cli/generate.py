@@ -26,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    prompts = args.prompt or [sys.stdin.read()]
+    sampling_of(args)
+    prompts = args.prompt or [sys.stdin.read() if sys.stdin else ""]
     for i, prompt in enumerate(prompts):
         if not prompt.strip():
             raise ValueError(f"prompt {i} is empty, the minimum is 1 token; give some text")
@@ -62,7 +63,7 @@ def _parse_ids(text: str) -> list[int]:
     try:
         return [int(word) for word in text.replace(",", " ").split()]
     except ValueError:
-        raise ValueError(f"{text!r} is not a list of token ids; write whole numbers such as 1,2,3") from None
+        raise ValueError(f"{text[:60]!r} is not a list of token ids; write whole numbers such as 1,2,3") from None
 
 
 def _answer(args: argparse.Namespace, tokenizer: Tokenizer, ids: list[int], reason: str) -> str:

@@ -21,3 +21,10 @@ def human_bytes(n: float) -> str:
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.2f} {unit}"
         n /= 1000
     return f"{n:.2f} TB"
+
+
+def gigabytes(flag: str, value: float) -> int:
+    """Bytes of a flag given in GB; ValueError unless it is from 0 to a petabyte."""
+    if not 0 <= value <= 1e6:
+        raise ValueError(f"{flag} is {value}, allowed is 0 to 1000000 GB; give a number in that range")
+    return int(value * 1e9)

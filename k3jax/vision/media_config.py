@@ -1,11 +1,11 @@
 """Settings of the image processor: K3's values, or those of a folder's `preprocessor_config.json`. No jax here."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 from k3jax.config import ConfigError
+from k3jax.files import read_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +65,7 @@ def read_media_config(folder: str | Path) -> MediaConfig:
     path = Path(folder) / "preprocessor_config.json"
     if not path.is_file():
         return K3_MEDIA
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid JSON ({error}); download it again") from None
+    data = read_json(path, ConfigError)
     media = data.get("media_proc_cfg", {}) if isinstance(data, dict) else None
     board = media.get("transparent_bg_config") or {} if isinstance(media, dict) else None
     if not isinstance(media, dict) or not isinstance(board, dict):

@@ -128,6 +128,7 @@ FOLDERS = {
     "no weights": (no_weights, "has no *.safetensors weights"),
     "lying header": (lying_header, "truncated or not a safetensors file"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "config.json does not exist"),
+    "deep json": (lambda folder: (folder / "config.json").write_text("[" * 10**5), "nests its JSON too deeply"),
     "no tokenizer": (lambda folder: (folder / "tiktoken.model").unlink(), "tiktoken.model"),
 }
 
@@ -153,6 +154,14 @@ CALLS = {
     "tools": (["chat", "--tools", __file__], "is not a JSON list of tools"),
     "info": (["info", "no-such"], "no-such is not a folder, a preset"),
     "target exists": (["convert", "nano", "."], "exists and is not an empty folder"),
+    "seed": (["generate", "--seed", "99999999999999999999", "1+1="], "seed is 99999999999999999999"),
+    "chat option": (["chat", "--temperature", "nan"], "temperature is nan"),
+    "no such home": (["info", "~no-such-user/x"], "is not a folder, a preset"),
+    "no name": (["info", ""], "is not a folder, a preset"),
+    "shards": (["convert", "nano", "x", "--shard-size", "inf"], "--shard-size is inf"),
+    "memory": (["capacity", "--gpu-memory", "nan"], "--gpu-memory is nan"),
+    "workspace": (["capacity", "--workspace", "-1000"], "--workspace is -1000.0"),
+    "length": (["capacity", "--lengths", "2097153"], "allowed is 1 to 1048576 tokens"),
     "capacity": (["capacity", "--gpus", "9", "--tp", "8"], "tp 8 does not divide 9 GPUs"),
 }
 

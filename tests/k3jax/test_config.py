@@ -152,3 +152,36 @@ def test_unreadable_config(tmp_path):
 def test_48b_defaults_differ_from_k3():
     assert TINY48.hidden_act == "silu" and TINY48.routed_scaling_factor == 2.446
     assert K3Config.from_hf(TINY48.to_hf()) == TINY48
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("moe_renormalize", "false", "moe_renormalize is 'false', supported are true and false"),
+        ("rms_norm_eps", float("inf"), "rms_norm_eps is inf"),
+        ("routed_scaling_factor", 10**400, "routed_scaling_factor is 1000"),
+        ("max_position_embeddings", 0, "max_position_embeddings is 0"),
+        ("max_position_embeddings", 10**30, "the maximum is 2147483647"),
+        ("first_k_dense_replace", True, "first_k_dense_replace is True"),
+        ("eos_token_id", True, "eos_token_id True is outside"),
+        ("num_experts", 10**30, "the maximum is 100000"),
+        ("num_hidden_layers", 10**9, "allowed is 1 to 10000"),
+        ("hidden_act", None, "activation_situ_beta is set without hidden_act"),
+        ("quantization_config", "x", "quantization_config is 'x', expected a JSON object"),
+        ("quantization_config", {"format": "mxfp4-pack-quantized", "config_groups": [1]}, "config_groups is"),
+    ],
+)
+def test_absurd_values_are_refused_by_name(golden, key, value, message):
+    config = hf(golden)
+    config["text_config"][key] = value
+    with pytest.raises(ConfigError, match=message) as error:
+        K3Config.from_hf(config)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 300
+
+
+def test_a_null_inside_leaves_the_value_outside(golden):
+    config = hf(golden)
+    expected = K3Config.from_hf(config).eos_token_id
+    config["text_config"]["eos_token_id"] = None
+    config["eos_token_id"] = expected
+    assert expected is not None and K3Config.from_hf(config).eos_token_id == expected

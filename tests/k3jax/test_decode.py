@@ -179,8 +179,18 @@ BAD_CALLS = {
     "id out of range": (([[1, 512]],), {}, "prompt 0 has token id 512"),
     "negative id": (([[-1]],), {}, "prompt 0 has token id -1"),
     "too long": (([[1] * 4090],), dict(max_new_tokens=7), "prompt 0 has 4090 tokens"),
+    "one prompt, not a list": (([1, 2, 3],), {}, "prompt 0 is 1, not a list"),
+    "huge id": (([[1, 2**64 - 1]],), {}, "prompt 0 has token id 18446744073709551615"),
+    "not an id": (([[1, True]],), {}, "prompt 0 holds True"),
+    "limit of a kind": (([[1]],), dict(max_new_tokens=2.5), "max_new_tokens is 2.5"),
+    "seed": (([[1]],), dict(temperature=1.0, seed=1.5), "seed is 1.5"),
+    "huge seed": (([[1]],), dict(temperature=1.0, seed=2**63), "seed is 9223372036854775808"),
+    "seeds": (([[1]] * 3,), dict(temperature=1.0, seed=[1, 2]), "seed has 2 entries for 3 prompts"),
+    "temperatures": (([[1]] * 3,), dict(temperature=[0, 1]), r"temperature is \[0, 1\], expected a number"),
+    "top_k": (([[1]],), dict(top_k=2.5), "top_k is 2.5, expected a whole number"),
+    "stop id": (([[1]],), dict(stop_ids=[512]), "stop id 512 is outside"),
     "nothing to do": (([[1]],), dict(max_new_tokens=0), "max_new_tokens is 0"),
-    "stop ids": (([[1]],), dict(stop_ids=range(9)), "9 stop ids"),
+    "stop ids": (([[1]],), dict(stop_ids=range(33)), "33 stop ids"),
     "limits": (([[1], [2]],), dict(max_new_tokens=[3]), "max_new_tokens has 1"),
 }
 
@@ -191,6 +201,32 @@ def test_bad_calls_get_one_sentence(tiny, case):
     with pytest.raises(ValueError, match=message) as error:
         k3jax.generate(*tiny, *args, **kwargs)
     assert "\n" not in str(error.value)
+
+
+def test_forward_refuses_what_would_wrap_or_not_belong(tiny):
+    cfg, params = tiny
+    for tokens, message in (
+        ([[2**32 + 5]], "token id 4294967301 is outside"),
+        (np.array([[2**63 + 1]], np.uint64), "token id 9223372036854775809 is outside"),
+        ([[1, 2], [3]], "different lengths"),
+        ([[1.0]], "expected integers"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            k3jax.forward(cfg, params, tokens)
+    for lengths, message in (([2**32 + 1], "must lie in 0..2"), ([1.7], "expected integers"), ([True], "integers")):
+        with pytest.raises(ValueError, match=message):
+            k3jax.forward(cfg, params, [[1, 2]], lengths=lengths)
+    cache = init_cache(cfg, 1, 8)
+    other = init_cache(dataclasses.replace(cfg, layer_types=("mla", "kda", "kda", "kda", "mla")), 1, 8)
+    bf16 = init_cache(dataclasses.replace(cfg, dtype="bfloat16"), 1, 8)
+    fewer = dataclasses.replace(cache, layers=cache.layers[:-1])
+    for wrong in (other, bf16, fewer, "x", dataclasses.replace(cache, length=jnp.zeros(1))):
+        with pytest.raises(ValueError, match="init_cache"):
+            k3jax.forward(cfg, params, [[1]], cache=wrong)
+    with pytest.raises(ValueError, match="pass its own"):
+        k3jax.forward(dataclasses.replace(cfg, vocab_size=600), params, [[550]])
+    with pytest.raises(ValueError, match="every is 0"):
+        next(k3jax.stream(cfg, params, [1], every=0))
 
 
 def test_forward_refuses(tiny):

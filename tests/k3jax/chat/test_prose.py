@@ -129,7 +129,7 @@ def test_a_checkpoint_may_bring_its_texts(tmp_path):
     [
         ("encoding_k3.py", "def f(:", "is not a Python file"),
         ("encoding_k3.py", "x = '\0'", "is not a Python file"),
-        ("chat_prose.json", "{", "is not JSON"),
+        ("chat_prose.json", "{", "is not valid JSON"),
         ("chat_prose.json", "[]", "is not an object with the texts tools, tools-dynamic"),
         ("chat_prose.json", json.dumps({**TEXTS, "tools": 3}), "is not an object with the texts"),
         ("chat_prose.json", json.dumps({**TEXTS, "extra": "x"}), "is not an object with the texts"),

@@ -219,7 +219,7 @@ def test_damaged_files_are_refused(tmp_path, how, sentence):
 @pytest.mark.parametrize("name", ["tiktoken.model", "tokenizer_config.json"])
 @pytest.mark.parametrize(
     "data, sentence",
-    [(None, "is missing"), (b"\xff\xfe\x00", "is not a text file"), (b"{{", "not `base64 rank`|not JSON")],
+    [(None, "is missing"), (b"\xff\xfe\x00", "is not a text file"), (b"{{", "not `base64 rank`|not valid JSON")],
 )
 def test_missing_and_binary_files_are_refused(tmp_path, name, data, sentence):
     folder = write_folder(tmp_path)
