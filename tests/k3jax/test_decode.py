@@ -186,7 +186,7 @@ BAD_CALLS = {
     "seed": (([[1]],), dict(temperature=1.0, seed=1.5), "seed is 1.5"),
     "huge seed": (([[1]],), dict(temperature=1.0, seed=2**63), "seed is 9223372036854775808"),
     "seeds": (([[1]] * 3,), dict(temperature=1.0, seed=[1, 2]), "seed has 2 entries for 3 prompts"),
-    "temperatures": (([[1]] * 3,), dict(temperature=[0, 1]), r"temperature is \[0, 1\], expected a number"),
+    "temperatures": (([[1]] * 3,), dict(temperature=[0, 1], seed=0), r"temperature is \[0, 1\], expected a number"),
     "top_k": (([[1]],), dict(top_k=2.5), "top_k is 2.5, expected a whole number"),
     "stop id": (([[1]],), dict(stop_ids=[512]), "stop id 512 is outside"),
     "nothing to do": (([[1]],), dict(max_new_tokens=0), "max_new_tokens is 0"),
