@@ -32,15 +32,15 @@ def place(layout, rng, requests, pages):
 
 
 def batch(tokens, count, slots, fresh, pages, length, **how):
-    R = len(count)
+    R = len(count)  # copies: the caller changes `length` while the step runs
     return Batch(
-        tokens=jnp.asarray(tokens, jnp.int32),
-        count=jnp.asarray(count, jnp.int32),
-        row=jnp.asarray(slots, jnp.int32),
-        slots=jnp.asarray(slots, jnp.int32),
-        fresh=jnp.asarray(fresh),
-        pages=jnp.asarray(pages, jnp.int32),
-        length=jnp.asarray(length, jnp.int32),
+        tokens=jnp.array(tokens, jnp.int32),
+        count=jnp.array(count, jnp.int32),
+        row=jnp.array(slots, jnp.int32),
+        slots=jnp.array(slots, jnp.int32),
+        fresh=jnp.array(fresh),
+        pages=jnp.array(pages, jnp.int32),
+        length=jnp.array(length, jnp.int32),
         write_from=jnp.zeros(R, jnp.int32),
         sampling=sampling(R, **how),
         bias=jnp.zeros((R, 512)),
