@@ -1,5 +1,6 @@
 """Token ids of one sequence to what a client sees of it, with the bookkeeping of its usage and its end."""
 
+import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -34,7 +35,7 @@ class Step:
     ended: bool
 
 
-class Output:
+class Output(abc.ABC):
     """Base: counts tokens and decides when the sequence is over. `finish_reason` is None until then."""
 
     def __init__(self, tokenizer: Tokenizer, sampling: Sampling):
@@ -79,15 +80,17 @@ class Output:
             self.matched_stop = end.stop
         return deltas
 
+    @abc.abstractmethod
     def _read(self, id: int) -> list[Delta]:
-        raise NotImplementedError
+        """Deltas of one more id."""
 
+    @abc.abstractmethod
     def _over(self) -> bool:
-        raise NotImplementedError
+        """Whether the turn has ended."""
 
+    @abc.abstractmethod
     def _finish(self, reason: str) -> list[Delta]:
         """The last deltas, `Finish` at the end."""
-        raise NotImplementedError
 
     def _shown(self, deltas: list[Delta]) -> list[Delta]:
         return deltas
